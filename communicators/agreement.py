@@ -36,7 +36,7 @@ FINALIZE = "finalize"
 
 
 def digest_of(details: Details) -> bytes:
-    """Return 16 bytes that tell ``details`` apart, equal on all ranks for equal ones."""
+    """Return 16 bytes that tell ``details`` apart, the same on all ranks."""
     text = details if isinstance(details, str) else repr(list(details))
     return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
@@ -138,7 +138,7 @@ class Agreement:
         _open_agreements.remove(self)
         return True
 
-    # -- leaving -----------------------------------------------------------------
+    # -- leaving ---
 
     def _start_leaving(self) -> Any:
         words = _words(FINALIZE, digest_of(""), b"", False)

@@ -167,7 +167,7 @@ class ArrayCollectives:
             raise TypeError(f"recv: rank {source} could not send: {refused}")
         return _assemble(header, received)
 
-    # -- parts ---------------------------------------------------------------------
+    # -- parts ---
 
     def _prepare(self, operation: str, data: Any) -> tuple[_Header, list[Array]]:
         is_tuple, arrays = as_array_list(data, operation)

@@ -137,7 +137,7 @@ class CommunicatorBase:
         self.agree("create_communicator", f"topology {topology}", error=error)
         return topology
 
-    # -- ranks -----------------------------------------------------------------------
+    # -- ranks ---
 
     @property
     def rank(self) -> int:
@@ -209,7 +209,7 @@ class CommunicatorBase:
             counts[group.label] = counts.get(group.label, 0) + group.sent_bytes
         return counts
 
-    # -- for those who implement one ---------------------------------------------------
+    # -- for those who implement one ---
 
     def all_reduce_flat(self, buffer: Array, op: str) -> None:
         """Reduce one flat buffer over all ranks, in place.
@@ -289,7 +289,7 @@ class CommunicatorBase:
         """
         self._agreement.check(label, details, error=error)
 
-    # -- array collectives ---------------------------------------------------------------
+    # -- array collectives ---
 
     def send(self, data: Any, dest: int, tag: int = 0) -> None:
         """Send an array, or a tuple of arrays, to one rank.
@@ -423,7 +423,7 @@ class CommunicatorBase:
         """Return when all ranks have called it."""
         self.agree("barrier")
 
-    # -- object collectives -----------------------------------------------------------
+    # -- object collectives ---
 
     def send_obj(self, obj: Any, dest: int, tag: int = 0) -> None:
         """Send any picklable object, of any size, to one rank. As :meth:`send`."""
@@ -477,7 +477,7 @@ class CommunicatorBase:
         """
         return self._objects.allreduce(obj, op)
 
-    # -- many arrays at once --------------------------------------------------------------
+    # -- many arrays at once ---
 
     def allreduce_arrays(
         self,
@@ -527,7 +527,7 @@ class CommunicatorBase:
         """
         self._many.bcast(arrays, root, names, label)
 
-    # -- life ------------------------------------------------------------------------------
+    # -- life ---
 
     def split(self, color: int | None, key: int = 0) -> Self | None:
         """Make a communicator of the same kind and settings for each colour.
@@ -579,7 +579,7 @@ class CommunicatorBase:
         if exc_type is None:
             self.finalize()
 
-    # -- parts -----------------------------------------------------------------------------
+    # -- parts ---
 
     def _check_peer(self, operation: str, peer: int, tag: int) -> None:
         any_source = operation.startswith("recv") and peer == _any_source()

@@ -54,7 +54,7 @@ def check_fixed_size(dtype: np.dtype[Any], operation: str) -> None:
 
 
 def result_dtype(dtype: np.dtype[Any], op: str, operation: str) -> np.dtype[Any]:
-    """Return the dtype of a reduction's result: that of the input, but for NumPy's rules.
+    """Return the dtype of a reduction's result.
 
     As in NumPy's own reductions, ``sum`` and ``prod`` of bool count in int64, and
     ``mean`` of integers and bool is float64; every other dtype is kept.
@@ -116,7 +116,7 @@ def parse_wire_dtype(value: object) -> np.dtype[Any] | None:
         return None
     if value == "bfloat16":
         try:
-            import ml_dtypes
+            import ml_dtypes  # type: ignore[import-not-found,unused-ignore]
         except ImportError as error:
             raise ValueError(
                 "allreduce_grad_dtype 'bfloat16' on NumPy arrays needs ml_dtypes: "

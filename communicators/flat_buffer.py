@@ -18,7 +18,7 @@ def pack(
     buffer: Array,
     scale: float | None = None,
 ) -> None:
-    """Copy a bucket's arrays into ``buffer``, cast to its dtype and scaled, in one pass.
+    """Copy a bucket's arrays into ``buffer``, cast and scaled, in one pass.
 
     Elements are taken in C order, whatever the memory layout. Scaling comes before
     the cast: a half-precision wire then holds numbers that are already divided.

@@ -5,12 +5,13 @@ Factor the P ranks into dimensions p_0 x p_1 x ...: reduce-scatter along dimensi
 dimension run at the same time. In dimension i each rank sends
 2(1 - 1/p_i) M / (p_0 ... p_{i-1}) bytes of a buffer of M bytes.
 
-Source: Cho, Finkler, Serrano, Kung and Hunter, "BlueConnect", MLSys 2019; the multi-ring
-pattern of PowerAI DDL (arXiv 1708.02188).
+Source: Cho, Finkler, Serrano, Kung and Hunter, "BlueConnect", MLSys 2019; the
+multi-ring pattern of PowerAI DDL (arXiv 1708.02188).
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -75,4 +76,4 @@ def chunks_of(buffer: Array, n_chunks: int) -> list[Array]:
     """Cut a buffer into at most ``n_chunks`` nearly equal views, none empty."""
     n = max(1, min(n_chunks, buffer.size))
     bounds = [buffer.size * i // n for i in range(n + 1)]
-    return [buffer[a:b] for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
+    return [buffer[a:b] for a, b in itertools.pairwise(bounds)]

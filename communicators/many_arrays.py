@@ -70,12 +70,12 @@ class ManyArrays:
             presence=present,
         )
         assert union is not None
-        results: list[Array | None] = [
-            (array if here else np.empty(array.shape, array.dtype)) if wanted else None
-            for array, here, wanted in zip(arrays, present, union, strict=True)
+        sources: list[Array | None] = [
+            array if isinstance(array, np.ndarray) else None for array in arrays
         ]
-        sources = [
-            array if here else None for array, here in zip(arrays, present, strict=True)
+        results: list[Array | None] = [
+            np.empty(array.shape, array.dtype) if source is None and wanted else source
+            for array, source, wanted in zip(arrays, sources, union, strict=True)
         ]
         scale = 1.0 / self._comm.size if op == "mean" else None
         plan = self._plan(key, union, arrays)

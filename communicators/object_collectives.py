@@ -166,7 +166,7 @@ class ObjectCollectives:
                 part = self._exchange_sized(None, None, self.rank + step)
                 if error is None:
                     try:
-                        value = combine(value, pickle.loads(part))
+                        value = combine(value, pickle.loads(part.data))
                     except Exception as failure:
                         error = failure
             step *= 2
@@ -207,9 +207,9 @@ class ObjectCollectives:
         nbytes, refused = self._messenger.receive(source, tag, allocate)
         if nbytes is None:
             raise TypeError(f"recv_obj: rank {source} could not send: {refused}")
-        return pickle.loads(received[0])
+        return pickle.loads(received[0].data)
 
-    # -- parts ---------------------------------------------------------------------
+    # -- parts ---
 
     def _enter(
         self, operation: str, objs: Sequence[Any], root: int | None = None
@@ -231,7 +231,8 @@ class ObjectCollectives:
     ) -> list[Array]:
         if objs is not None and hasattr(objs, "__len__") and len(objs) == self.size:
             return self._enter(operation, objs, root)
-        got = f"{len(objs)} objects" if hasattr(objs, "__len__") else repr(objs)
+        has_length = objs is not None and hasattr(objs, "__len__")
+        got = f"{len(objs)} objects" if objs and has_length else repr(objs)
         error = ValueError(
             f"{operation}: rank {self.rank} of {self.size} got {got}; "
             f"expected {self.size}, one per rank"
@@ -244,7 +245,7 @@ class ObjectCollectives:
         error = None
         loaded: list[Any] = []
         try:
-            loaded = [pickle.loads(part) for part in parts]
+            loaded = [pickle.loads(part.data) for part in parts]
         except Exception as failure:
             error = TypeError(
                 f"{operation}: rank {self.rank} cannot unpickle what it received "

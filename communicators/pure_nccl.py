@@ -37,7 +37,7 @@ class PureNcclCommunicator(CommunicatorBase):
 
 def _what_is_missing() -> str:
     try:
-        import cupy.cuda.nccl
+        import cupy.cuda.nccl  # type: ignore[import-not-found,unused-ignore]
     except ImportError as error:
         return f"CuPy with NCCL cannot be imported ({error})"
     return (

@@ -90,7 +90,7 @@ class Messenger:
             self._data.Free()
         self._control = self._data = None
 
-    # -- control ---------------------------------------------------------------
+    # -- control ---
 
     def start_or(self, words: Words) -> tuple[Words, Any]:
         """Begin the bit-wise OR of ``words`` over all ranks; return result, request."""
@@ -169,7 +169,7 @@ class Messenger:
         """Give every rank the small value of ``root``. Collective."""
         return self._control.bcast(value, root=root)
 
-    # -- bytes -----------------------------------------------------------------
+    # -- bytes ---
 
     def broadcast(self, data: Array, root: int, max_bytes: int | None = None) -> None:
         """Copy root's bytes into ``data`` (uint8, contiguous) on every rank."""
@@ -208,7 +208,7 @@ class Messenger:
                 requests += post_send(self._data, data, dest, 0)
         wait_all(requests, self.timeout_s, lambda: label)
 
-    # -- point to point ----------------------------------------------------------
+    # -- point to point ---
 
     def send(self, header: Any, parts: Sequence[Array], dest: int, tag: int) -> None:
         """Send a small header, then byte arrays whose sizes follow from it.
