@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import communicators
-
 from chainermn_ng.communicators.factory import engine_of
 
 Result = TypeVar("Result")

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import chainer
-import communicators
 
+import communicators
 from chainermn_ng.communicators import gradients, identity, model_sync, settings
 
 

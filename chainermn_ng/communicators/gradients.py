@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import chainer
-import communicators
 import numpy as np
 
+import communicators
 from chainermn_ng.communicators.parameters import (
     gradient_of,
     named_parameters,

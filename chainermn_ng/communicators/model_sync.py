@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import chainer
-import communicators
 import numpy as np
-from communicators import MismatchError
 
+import communicators
 from chainermn_ng.communicators.parameters import (
     digest_of_array,
     named_parameters,
     named_persistents,
     to_host,
 )
+from communicators import MismatchError
 
 
 @dataclass(frozen=True)
