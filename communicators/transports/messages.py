@@ -138,7 +138,11 @@ class Messenger:
             CommunicationTimeoutError: another rank's wait took longer than its limit.
         """
         status = MPI.Status()
-        if not self._control.Iprobe(MPI.ANY_SOURCE, _ASK_TAG, status):
+        # MPICH looks first and then makes progress, so a message that lies there
+        # already is found at the second look.
+        if not any(
+            self._control.Iprobe(MPI.ANY_SOURCE, _ASK_TAG, status) for _ in range(2)
+        ):
             return
         asker = status.Get_source()
         self._control.recv(source=asker, tag=_ASK_TAG)
