@@ -225,7 +225,9 @@ class MultiNodeOptimizer:
             self._identity = self.communicator.new_optimizer_identity(self._copied_from)
         label = f"optimizer {self._identity} ({type(actual).__name__}), {what}"
         if hyperparameters:
-            label += f" [{optimizer_state.describe_hyperparameters(actual)}]"
+            parameters = named_parameters(actual.target)
+            text = optimizer_state.describe_hyperparameters(actual, parameters)
+            label += f" [{text}]"
         return label
 
     def _warn_of_first_gradient(self) -> None:
