@@ -221,3 +221,13 @@ def test_accuracy_of_a_classifier_and_hooks(comm):
     result = create_multi_node_evaluator(evaluator, comm)()
     ok = all(np.isclose(result[k], float(expected[k])) for k in expected)
     assert_all_ranks(comm, ok, f"{result}")
+
+
+@pytest.mark.parallel([1, 2])
+def test_the_progress_bar_is_shown_on_rank_0_only(comm, capsys):
+    shard = scatter_dataset(np.arange(6, dtype="f"), comm)
+    iterator = iterators.SerialIterator(shard, 1, repeat=False, shuffle=False)
+    evaluator = extensions.Evaluator(iterator, Mean(), progress_bar=True)
+    create_multi_node_evaluator(evaluator, comm)()
+    shown = "iters/sec" in capsys.readouterr().out
+    assert_all_ranks(comm, shown == (comm.rank == 0))
