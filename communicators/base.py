@@ -99,7 +99,7 @@ class CommunicatorBase:
         self.mpi_comm = messages.world() if mpi_comm is None else mpi_comm
         self._messenger = messages.Messenger(self.mpi_comm, timeout_s)
         self._agreement = Agreement(self._messenger)
-        self._progress = progress.Progress(timeout_s)
+        self._progress = progress.Progress(timeout_s, self._messenger.give_up)
         self._arrays = ArrayCollectives(self._messenger, self._agreement)
         self._objects = ObjectCollectives(self._messenger, self._agreement)
         self._many = ManyArrays(self, self._agreement)
