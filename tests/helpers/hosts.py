@@ -67,7 +67,7 @@ def why_no_hosts() -> str | None:
     if not sys.platform.startswith("linux"):
         return "virtual hosts need Linux"
     if os.geteuid() != 0:
-        return "virtual hosts need root"
+        return "virtual hosts need root (or: unshare --user --map-root-user pytest ...)"
     missing = [
         tool
         for tool in ("ip", "tc", "unshare", "nsenter", "mount", "hostname")
