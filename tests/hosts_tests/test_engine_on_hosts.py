@@ -14,7 +14,7 @@ NBYTES = 8 << 20
 # single_node refuses several hosts, dummy's results are not averages.
 AVERAGING = sorted(set(available_communicators()) - {"single_node", "dummy"})
 # Work with any number of ranks on each host.
-ANY_HOSTS = {"auto", "naive", "flat", "hierarchical", "non_cuda_aware"}
+ANY_HOSTS = {"auto", "naive", "flat", "hierarchical", "non_cuda_aware", "multi_ring:3"}
 
 # The groups whose ranks are on different hosts, for two hosts.
 CROSSING = {"hierarchical": "inter", "two_dimensional": "inter", "multi_ring": "dim1"}
@@ -61,14 +61,16 @@ def test_topology_is_that_of_the_hosts(two_hosts, ranks_per_host):
 
 
 def test_every_communicator_is_right_on_two_hosts_of_two(two_hosts):
-    program = [PROGRAMS / "collectives.py", *AVERAGING]
-    for rank, verdicts in enumerate(report_of(run_on_hosts(two_hosts, 2, program))):
-        assert verdicts == dict.fromkeys(AVERAGING, "ok"), f"rank {rank}"
+    # Dimensions of 4 make one ring that runs through both hosts.
+    names = [*AVERAGING, "multi_ring:2x2", "multi_ring:4"]
+    job = run_on_hosts(two_hosts, 2, [PROGRAMS / "collectives.py", *names])
+    for rank, verdicts in enumerate(report_of(job)):
+        assert verdicts == dict.fromkeys(names, "ok"), f"rank {rank}"
 
 
 @pytest.mark.parametrize("ranks_per_host", [[2, 1], [1, 2]])
 def test_on_unequal_hosts_right_or_one_clear_error(two_hosts, ranks_per_host):
-    program = [PROGRAMS / "collectives.py", *AVERAGING]
+    program = [PROGRAMS / "collectives.py", *AVERAGING, "multi_ring:3"]
     ranks = report_of(run_on_hosts(two_hosts, ranks_per_host, program))
     assert all(verdicts == ranks[0] for verdicts in ranks), ranks
     for name, verdict in ranks[0].items():
@@ -87,9 +89,14 @@ def test_single_node_refuses_two_hosts_on_all_ranks(two_hosts):
     assert ranks[0]["single_node"].startswith("TopologyError: ")
 
 
-def _check_wire(on_wire: int, promised: float) -> None:
-    """The card counts headers, acknowledgements and the ranks' agreement as well."""
-    assert promised <= on_wire <= 1.05 * promised + 64 * 1024
+def _check_wire(seen: dict[str, int], promised: float) -> None:
+    """Compare the card's count, which has headers and acknowledgements as well.
+
+    On a busy machine TCP takes late answers for lost ones and sends segments again.
+    """
+    resent = seen["resent_segments"] * 1514
+    # Measured: 0.1 to 0.3 %, with the barriers and the ranks' agreement.
+    assert promised <= seen["on_wire"] <= 1.01 * promised + 64 * 1024 + resent, seen
 
 
 @pytest.mark.parametrize("ranks_per_host", [2, 1])
@@ -103,7 +110,7 @@ def test_the_cable_carries_what_the_counters_say(two_hosts, ranks_per_host):
             assert len(here) == ranks_per_host
             if name in CROSSING and ranks_per_host > 1:
                 # Two hosts: 2 (1 - 1/2) M by each, whatever the number of its ranks.
-                counted = sum(rank["counted"][CROSSING[name]] for rank in here)
+                counted = sum(rank["counted"].get(CROSSING[name], 0) for rank in here)
                 assert counted == NBYTES, (name, here)
             else:
                 # One ring over all ranks crosses once out of each host.
@@ -111,7 +118,7 @@ def test_the_cable_carries_what_the_counters_say(two_hosts, ranks_per_host):
                 size = len(ranks)
                 assert counted == NBYTES * 2 * (size - 1) // size, (name, here)
             for rank in here:
-                _check_wire(rank["on_wire"], counted)
+                _check_wire(rank, counted)
 
 
 def test_three_hosts_in_two_dimensions_send_what_is_promised():
@@ -122,8 +129,8 @@ def test_three_hosts_in_two_dimensions_send_what_is_promised():
     for name in names:
         for host in range(3):
             here = [rank[name] for rank in ranks if rank[name]["host"] == host]
-            counted = sum(rank["counted"][CROSSING[name]] for rank in here)
+            counted = sum(rank["counted"].get(CROSSING[name], 0) for rank in here)
             # 2 (1 - 1/3) M, in whole elements of equal-sized parts.
             assert abs(counted - NBYTES * 4 / 3) <= 64, (name, here)
             for rank in here:
-                _check_wire(rank["on_wire"], counted)
+                _check_wire(rank, counted)

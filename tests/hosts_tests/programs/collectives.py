@@ -1,7 +1,8 @@
 """Try every array collective of the named communicators against closed forms.
 
-Reports for each rank ``{name: verdict}``: ``"ok"``, which results were wrong, or the
-class and text of the error that the communicator raised.
+Names may carry dimensions: ``multi_ring:2x2``. Reports for each rank ``{name:
+verdict}``: ``"ok"``, which results were wrong, or the class and text of the error that
+the communicator raised.
 """
 
 import sys
@@ -82,9 +83,11 @@ def _wrong_means(comm) -> list[str]:
     ]
 
 
-def _verdict(name: str) -> str:
+def _verdict(wanted: str) -> str:
+    name, _, dims = wanted.partition(":")
+    options = {"dims": dims} if dims else {}
     try:
-        with create_communicator(name, timeout_s=20) as comm:
+        with create_communicator(name, timeout_s=20, **options) as comm:
             wrong = [
                 text
                 for dtype in ("float32", "int64")

@@ -1,4 +1,4 @@
-"""What the programs here share: the card's counter, and one report for all ranks."""
+"""What the programs here share: the host's counters, one report for all ranks."""
 
 import json
 import pathlib
@@ -11,6 +11,13 @@ def sent_by_host() -> int:
         if name.strip() == "eth0":
             return int(numbers.split()[8])
     raise RuntimeError("no eth0 here")
+
+
+def resent_by_host() -> int:
+    """Return the TCP segments that this host has sent a second time so far."""
+    lines = pathlib.Path("/proc/net/snmp").read_text().splitlines()
+    names, values = (line.split() for line in lines if line.startswith("Tcp:"))
+    return int(values[names.index("RetransSegs")])
 
 
 def print_by_rank(mpi_comm, what) -> None:

@@ -5,7 +5,7 @@ from collections import Counter
 
 import numpy as np
 from mpi4py import MPI
-from report import print_by_rank, sent_by_host
+from report import print_by_rank, resent_by_host, sent_by_host
 
 from communicators import create_communicator
 
@@ -19,15 +19,20 @@ def _measure(name: str) -> dict[str, object]:
         comm.allreduce_arrays([array])  # connections are made at first use
         counted = Counter(comm.sent_bytes)
         world.Barrier()
-        on_wire = sent_by_host()
+        on_wire, resent = sent_by_host(), resent_by_host()
         # Nobody may send before all have read their counter.
         world.Barrier()
         comm.allreduce_arrays([array])
         world.Barrier()
-        on_wire = sent_by_host() - on_wire
+        on_wire, resent = sent_by_host() - on_wire, resent_by_host() - resent
         counted = {k: n - counted[k] for k, n in comm.sent_bytes.items()}
         assert (array == 1).all()
-        return {"counted": counted, "on_wire": on_wire, "host": comm.inter_rank}
+        return {
+            "host": comm.inter_rank,
+            "counted": counted,
+            "on_wire": on_wire,
+            "resent_segments": resent,
+        }
 
 
 print_by_rank(world, {name: _measure(name) for name in sys.argv[1:]})
