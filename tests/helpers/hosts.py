@@ -115,6 +115,8 @@ class _Namespace:
             self.close()
             raise RuntimeError(f"host {name} did not start: {said.decode().strip()}")
         self._network = os.readlink(f"/proc/{self.pid}/ns/net")
+        # Whatever uses this network gets killed after a job.
+        assert self._network != os.readlink("/proc/self/ns/net")
 
     @property
     def pid(self) -> int:
@@ -149,7 +151,7 @@ class _Namespace:
 
     def link_bytes(self) -> LinkBytes:
         table = pathlib.Path(f"/proc/{self.pid}/net/dev").read_text()
-        return parse_link_bytes(table)
+        return _parse_link_bytes(table)
 
     def processes(self) -> list[int]:
         """Return the ids, as seen from outside, of what uses this host's network."""
@@ -196,7 +198,7 @@ class VirtualHosts:
         self._stack = contextlib.ExitStack()
         with contextlib.ExitStack() as stack:
             self.directory = pathlib.Path(tempfile.mkdtemp(prefix="hosts-"))
-            stack.callback(shutil.rmtree, self.directory, ignore_errors=True)
+            stack.callback(shutil.rmtree, self.directory)
             prefix = f"v{os.getpid()}x{next(_serial)}"
             self.names = [f"{prefix}host{i}" for i in range(n_hosts)]
             addresses = [f"10.77.0.{i + 2}" for i in range(n_hosts)]
@@ -423,7 +425,7 @@ def _open_mpi_launcher(
     return options, {}
 
 
-def parse_link_bytes(table: str) -> LinkBytes:
+def _parse_link_bytes(table: str) -> LinkBytes:
     """Read eth0's counters from the text of ``/proc/net/dev``."""
     for line in table.splitlines():
         name, _, numbers = line.partition(":")
