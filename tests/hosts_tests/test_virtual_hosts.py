@@ -69,14 +69,14 @@ def test_a_killed_rank_on_the_other_host_ends_the_job(two_hosts):
 
 def test_a_job_that_outlives_its_time_is_ended_and_the_hosts_serve_on(two_hosts):
     code = "import sys, time; print('I sleep', flush=True); time.sleep(600)"
-    with pytest.raises(JobTimeoutError, match="did not end within 5 s") as caught:
-        run_on_hosts(two_hosts, [1, 2], ["-c", code], timeout_s=5)
+    with pytest.raises(JobTimeoutError, match="did not end within 8 s") as caught:
+        run_on_hosts(two_hosts, [1, 2], ["-c", code], timeout_s=8)
     assert "I sleep" in str(caught.value)
     ranks = [line for line in caught.value.running if line.endswith("time.sleep(600)")]
     assert len([r for r in ranks if f": {sys.executable} -c" in r]) == 3, ranks
     assert two_hosts.processes() == []
     job = run_on_hosts(two_hosts, 1, ["-c", "print('again')"], timeout_s=30)
-    assert job.stdout.split() == ["again", "again"], job.output
+    assert job.stdout.count("again") == 2, job.output
 
 
 def test_processes_that_a_job_leaves_behind_are_ended(two_hosts):

@@ -13,7 +13,7 @@ from report import print_by_rank
 
 from communicators import CommunicatorError, create_communicator
 
-N_ELEMS = (0, 1, 7, 70_001)
+KINDS = ((0, "float32"), (1, "float16"), (7, "int64"), (70_001, "float32"))
 SHAPES = ((), (1,), (3, 5), (257, 129))
 
 
@@ -90,8 +90,7 @@ def _verdict(wanted: str) -> str:
         with create_communicator(name, timeout_s=20, **options) as comm:
             wrong = [
                 text
-                for dtype in ("float32", "int64")
-                for n_elems in N_ELEMS
+                for n_elems, dtype in KINDS
                 for text in _wrong_collectives(comm, n_elems, dtype)
             ]
             wrong += _wrong_means(comm)
