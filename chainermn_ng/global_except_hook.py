@@ -2,8 +2,8 @@
 
 Without this, the other ranks wait in their next collective for ever
 (chainer/chainermn#236). ``import chainermn_ng`` installs the hook. It acts only in jobs
-of more than one rank, only in the ranks themselves (not in worker processes), and not in
-interactive sessions.
+of more than one rank, only in the ranks themselves (not in worker processes), and not
+in interactive sessions.
 
 Environment variables:
 

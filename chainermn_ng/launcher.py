@@ -1,13 +1,13 @@
-"""Run a Chainer or ChainerMN program on ranks: ``python -m chainermn_ng``.
+"""Run a Chainer or ChainerMN program on ranks: python -m chainermn_ng.
 
     mpiexec -n 4 python -m chainermn_ng script.py [args]
     mpiexec -n 4 python -m chainermn_ng -m module [args]
     mpiexec -n 4 python -m chainermn_ng -c code [args]
     mpiexec -n 4 python -m chainermn_ng - [args]            (code from standard input)
 
-The program runs as ``python`` itself would run it. Besides, Chainer 7.8.1 can be
-imported, ``import chainermn`` gives this package, and a rank that fails ends the job: an
-uncaught exception in any thread, or ``sys.exit`` with another status than 0.
+The program runs as plain python would run it. Besides, Chainer 7.8.1 can be imported,
+"import chainermn" gives this package, and a rank that fails ends the job: by an
+uncaught exception in any thread, or by sys.exit with another status than 0.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ class UsageError(Exception):
 def run_program(args: list[str]) -> None:
     """Run ``script [args]``, ``-m module [args]``, ``-c code [args]`` or ``- [args]``.
 
-    Sets ``sys.argv``, ``sys.path[0]`` and ``__main__``. What the program raises, passes.
+    Sets ``sys.argv``, ``sys.path[0]`` and ``__main__``; errors of the program pass.
 
     Raises:
         UsageError: no program, or an unknown option before it.

@@ -81,6 +81,13 @@ def _know_todays_cupy(module: ModuleType) -> None:
             ]
 
 
+@_fixes("chainer.backends.cuda")
+def _no_advice_to_install_cudnn(module: ModuleType) -> None:
+    """CuPy 14 dropped cuDNN: Chainer's warning to install it would help nobody."""
+    if module.available and module._cupy_major >= 14:
+        module.check_cuda_available._already_warned = True
+
+
 @_fixes("chainer.variable")
 def _debug_print_says_cpu(module: ModuleType) -> None:
     """NumPy 2 arrays have a ``device``, "cpu", where Chainer prints its own "CPU"."""

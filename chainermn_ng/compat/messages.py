@@ -12,7 +12,7 @@ INSTALL_CHAINER = """Chainer's setup.py needs a setuptools that still has pkg_re
 (pip below 25.3: PIP_CONSTRAINT=build-constraint.txt python -m pip install ...;
 uv: uv pip install --build-constraint build-constraint.txt ...)"""
 
-_CAFFE = """chainer.links.caffe and chainer.exporters.caffe were generated for protobuf 3.
+_CAFFE = """chainer.links.caffe and chainer.exporters.caffe were made for protobuf 3.
 Set PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION=python in the environment before Python
 starts, or install protobuf below 4."""
 
@@ -37,6 +37,8 @@ def _explain_chainer(error: Exception) -> ImportError | None:
 
 def _explain_caffe(error: Exception) -> ImportError | None:
     """Protobuf 4 and later refuse the generated module with a TypeError."""
+    if not isinstance(error, TypeError):
+        return None
     return ImportError(f"{_CAFFE} ({type(error).__name__}: {error})")
 
 

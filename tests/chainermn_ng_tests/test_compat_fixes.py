@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import types
+
 import numpy as np
 import pytest
 
@@ -222,3 +224,15 @@ def test_training_keeps_its_dtype(dtype, name):
     for parameter in model.params():
         assert parameter.dtype == parameter.grad.dtype == dtype
         assert np.isfinite(parameter.array).all()
+
+
+@pytest.mark.parametrize(("major", "silent"), [(13, False), (14, True)])
+def test_no_advice_to_install_cudnn_where_cupy_has_none(major, silent):
+    def check():
+        pass
+
+    module = types.SimpleNamespace(
+        available=True, _cupy_major=major, check_cuda_available=check
+    )
+    compat.FIXES["chainer.backends.cuda"](module)
+    assert getattr(check, "_already_warned", False) is silent
