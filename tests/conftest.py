@@ -1,0 +1,59 @@
+"""On several ranks: rank 0 prints pytest's report, the others only their failures."""
+
+from __future__ import annotations
+
+import io
+import sys
+
+import pytest
+from mpi4py import MPI
+
+RANK = MPI.COMM_WORLD.rank
+SIZE = MPI.COMM_WORLD.size
+
+
+class _QuietFile(io.StringIO):
+    """Takes what the terminal reporter of a rank above 0 writes, and drops it.
+
+    pytest-timeout writes the stacks of a hanging test to the same place, ends the
+    process without another word, and starts with a line that says Timeout: from
+    there on everything goes to stderr.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._passes_on = False
+
+    def write(self, text: str) -> int:
+        self._passes_on = self._passes_on or " Timeout " in text
+        if self._passes_on:
+            sys.__stderr__.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        if self._passes_on:
+            sys.__stderr__.flush()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Silence the ranks above 0."""
+    if RANK > 0:
+        config.get_terminal_writer()._file = _QuietFile()
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Print a failure on a rank above 0 at once: later may be never."""
+    if RANK > 0 and report.failed:
+        print(
+            f"\nrank {RANK} of {SIZE}: {report.nodeid} failed in {report.when}\n"
+            f"{report.longreprtext}",
+            file=sys.__stderr__,
+            flush=True,
+        )
+
+
+def pytest_report_header() -> str:
+    """Say which MPI library the tests run on."""
+    library = MPI.Get_library_version().splitlines()[0].strip("\0 ")
+    return f"MPI: {library}; {SIZE} ranks"
