@@ -115,9 +115,7 @@ def run_command(
         raise AssertionError(
             f"{' '.join(command)} did not end within {timeout_s} s\n{stdout}\n{stderr}"
         ) from None
-    return JobResult(
-        process.returncode, stdout, stderr, time.monotonic() - start
-    )
+    return JobResult(process.returncode, stdout, stderr, time.monotonic() - start)
 
 
 def run_job(

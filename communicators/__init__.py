@@ -1,0 +1,35 @@
+"""Reduce and move arrays over the ranks of an MPI job; knows nothing of Chainer."""
+
+from communicators.base import CommunicatorBase
+from communicators.buckets import ArraySpec
+from communicators.errors import (
+    CommunicationTimeoutError,
+    CommunicatorError,
+    MismatchError,
+    RankFailedError,
+    TopologyError,
+    UnavailableError,
+)
+from communicators.registry import (
+    available_communicators,
+    create_communicator,
+    known_communicators,
+    register_communicator,
+)
+from communicators.topology import Topology
+
+__all__ = [
+    "ArraySpec",
+    "CommunicationTimeoutError",
+    "CommunicatorBase",
+    "CommunicatorError",
+    "MismatchError",
+    "RankFailedError",
+    "Topology",
+    "TopologyError",
+    "UnavailableError",
+    "available_communicators",
+    "create_communicator",
+    "known_communicators",
+    "register_communicator",
+]

@@ -1,0 +1,273 @@
+"""The ranks compare what they are about to do, before any of them does it.
+
+MPI pairs collectives by their order, not by their meaning: a rank that skips a step or
+holds another shape gives wrong numbers, a truncated message or a hang. Here each
+collective begins with one all-reduce of a few words. When they differ, all ranks know
+it at the same moment, exchange descriptions, and raise the same error.
+"""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from communicators.errors import (
+    CommunicatorError,
+    MismatchError,
+    build_shared_error,
+    shared_type_name,
+)
+
+if TYPE_CHECKING:
+    from communicators.transports.messages import Messenger
+
+#: What a collective works on: a text, or ``(name, description)`` of each array.
+Details = str | Sequence[tuple[str, str]]
+
+_ALL_BITS = np.uint64(0xFFFFFFFFFFFFFFFF)
+_MAX_DIFFERENCES = 5
+_LEAVING = "leaving the program"
+FINALIZE = "finalize"
+
+
+def digest_of(details: Details) -> bytes:
+    """Return 16 bytes that tell ``details`` apart, the same on all ranks."""
+    text = details if isinstance(details, str) else repr(list(details))
+    return hashlib.blake2b(text.encode(), digest_size=16).digest()
+
+
+class Agreement:
+    """The agreement of one communicator's ranks on each of its collectives.
+
+    Args:
+        messenger: the control channel.
+
+    Attributes:
+        sequence (int): number of collectives begun; equal on all ranks.
+    """
+
+    def __init__(self, messenger: Messenger) -> None:
+        self._messenger = messenger
+        self.sequence = 0
+        self._pid = os.getpid()
+        _open_agreements.append(self)
+
+    def check(
+        self,
+        label: str,
+        details: Details = "",
+        *,
+        digest: bytes | None = None,
+        error: BaseException | None = None,
+        presence: Sequence[bool] | None = None,
+    ) -> list[bool] | None:
+        """Agree on one collective. All ranks call it, at the same point.
+
+        Args:
+            label: the operation.
+            details: what must be equal on all ranks for this operation.
+            digest: ``digest_of(details)`` if the caller has it.
+            error: why this rank cannot take part; then all ranks raise.
+            presence: which arrays this rank holds; may differ between ranks.
+
+        Returns:
+            The union of ``presence`` over all ranks, or ``None`` if not given.
+
+        Raises:
+            MismatchError: label or details differ; the same text on all ranks.
+            TypeError, ValueError, OSError, CommunicatorError: some rank gave an
+                ``error``; the same class and text on all ranks.
+            CommunicationTimeoutError: some ranks did not come in time.
+        """
+        self.sequence += 1
+        bits = b"" if presence is None else np.packbits(presence).tobytes()
+        if self._messenger.is_broken:
+            raise CommunicatorError(
+                f"{label}: this communicator is unusable after an earlier time-out"
+            )
+        words = _words(label, digest or digest_of(details), bits, error is not None)
+        result = self._messenger.bitwise_or(words, lambda: self._describe(label))
+        differs = (result[:_N_COMPARED] & result[_N_COMPARED:-1]) != 0
+        if result[-1] or differs[:_N_CORE].any():
+            self._raise_difference(label, details, error)
+        if presence is None:
+            return None
+        if not differs[_N_CORE:].any():
+            return list(presence)
+        return self._union(label, presence)
+
+    def _describe(self, label: str) -> str:
+        return f"{label} (collective {self.sequence})"
+
+    def _union(self, label: str, presence: Sequence[bool]) -> list[bool]:
+        packed = np.packbits(np.asarray(presence, bool))
+        words = np.zeros(-(-packed.size // 8), np.uint64)
+        words.view(np.uint8)[: packed.size] = packed
+        result = self._messenger.bitwise_or(words, lambda: self._describe(label))
+        flags = np.unpackbits(result.view(np.uint8), count=len(presence))
+        return list(flags.astype(bool))
+
+    def _raise_difference(
+        self, label: str, details: Details, error: BaseException | None
+    ) -> None:
+        failure = None
+        if error is not None:
+            failure = (shared_type_name(error), f"{type(error).__name__}: {error}")
+        kept = details if isinstance(details, str) else list(details)
+        reports = self._messenger.share((self.sequence, label, kept, failure))
+        self.sequence = max(report[0] for report in reports)
+        labels = [report[1] for report in reports]
+        failures = {r: report[3] for r, report in enumerate(reports) if report[3]}
+        if failures and len(set(labels)) == 1:
+            type_name = next(iter(failures.values()))[0]
+            raise build_shared_error(type_name, _failure_text(label, failures))
+        raise MismatchError(
+            f"collective {self.sequence}: "
+            + _difference_text(labels, [report[2] for report in reports], failures)
+        )
+
+    def close(self) -> bool:
+        """Take it off the list of what leaving concerns; tell whether it was on it."""
+        if self not in _open_agreements:
+            return False
+        _open_agreements.remove(self)
+        return True
+
+    # -- leaving ---
+
+    def _start_leaving(self) -> Any:
+        words = _words(FINALIZE, digest_of(""), b"", False)
+        return self._messenger.start_or(words)
+
+    def _finish_leaving(self, result: Any) -> bool:
+        differs = (result[:_N_COMPARED] & result[_N_COMPARED:-1]) != 0
+        if not (result[-1] or differs[:_N_CORE].any()):
+            return True
+        self._messenger.share((self.sequence, _LEAVING, "", None))
+        return False
+
+
+# digest of the label (1 word), of the details (2), of the presence bits (1). Each word
+# travels with its complement: the ORs of both share a bit where two ranks differ.
+_N_CORE = 3
+_N_COMPARED = 4
+
+
+def _words(label: str, digest: bytes, bits: bytes, failed: bool) -> Any:
+    head = hashlib.blake2b(label.encode(), digest_size=8).digest()
+    tail = hashlib.blake2b(bits, digest_size=8).digest()
+    compared = np.frombuffer(head + digest + tail, np.uint64)
+    words = np.empty(2 * _N_COMPARED + 1, np.uint64)
+    words[:_N_COMPARED] = compared
+    words[_N_COMPARED:-1] = compared ^ _ALL_BITS
+    words[-1] = failed
+    return words
+
+
+def _failure_text(label: str, failures: dict[int, tuple[str, str]]) -> str:
+    by_text: dict[str, list[int]] = {}
+    for rank, (_, text) in failures.items():
+        by_text.setdefault(text, []).append(rank)
+    parts = [f"{_ranks(ranks)}: {text}" for text, ranks in by_text.items()]
+    return f"{label} failed on {'; on '.join(parts)}"
+
+
+def _difference_text(
+    labels: list[str],
+    details: list[Details],
+    failures: dict[int, tuple[str, str]],
+) -> str:
+    if len(set(labels)) > 1:
+        by_label: dict[str, list[int]] = {}
+        for rank, label in enumerate(labels):
+            by_label.setdefault(label, []).append(rank)
+        parts = [f"{_ranks(ranks)}: {label}" for label, ranks in by_label.items()]
+        text = "the ranks are in different operations: " + "; ".join(parts)
+        for rank, (_, why) in failures.items():
+            text += f"; rank {rank} failed with {why}"
+        return text
+    if all(not isinstance(item, str) for item in details):
+        return f"{labels[0]}: the ranks hold different arrays: " + _array_differences(
+            [dict(item) for item in details]  # type: ignore[arg-type]
+        )
+    by_text: dict[str, list[int]] = {}
+    for rank, item in enumerate(details):
+        by_text.setdefault(str(item), []).append(rank)
+    parts = [f"{text} on {_ranks(ranks)}" for text, ranks in by_text.items()]
+    return f"{labels[0]}: the ranks gave different arguments: " + "; ".join(parts)
+
+
+def _array_differences(tables: list[dict[str, str]]) -> str:
+    names = list(dict.fromkeys(name for table in tables for name in table))
+    differences = []
+    for name in names:
+        by_text: dict[str, list[int]] = {}
+        for rank, table in enumerate(tables):
+            by_text.setdefault(table.get(name, "absent"), []).append(rank)
+        if len(by_text) > 1:
+            parts = [f"{text} on {_ranks(ranks)}" for text, ranks in by_text.items()]
+            differences.append(f"{name}: " + ", ".join(parts))
+    if not differences:
+        return "the same ones in another order"
+    more = len(differences) - _MAX_DIFFERENCES
+    text = "; ".join(differences[:_MAX_DIFFERENCES])
+    return f"{text}; and {more} more" if more > 0 else text
+
+
+def _ranks(ranks: list[int]) -> str:
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    if len(ranks) > 8:
+        return f"{len(ranks)} ranks ({ranks[0]}, {ranks[1]}, ...)"
+    return "ranks " + ", ".join(map(str, ranks))
+
+
+# Agreements whose ranks may still call collectives. Kept until finalize on purpose: a
+# communicator that one rank's garbage collector took and another's did not would
+# leave the ranks with different sets here.
+_open_agreements: list[Agreement] = []
+
+
+def _leave() -> None:
+    """Tell the other ranks that this one leaves the program.
+
+    Without it they would wait in their next collective for ever. Runs at exit, before
+    MPI is finalised (which waits for all ranks too). A rank that leaves takes part in
+    the agreements of all its communicators until the others leave as well, so each of
+    their collectives fails at once with an error that says so.
+    """
+    from communicators.transports.messages import is_finalized
+    from communicators.transports.waiting import Backoff
+
+    if is_finalized():
+        return
+    waiting = {
+        agreement: agreement._start_leaving()
+        for agreement in _open_agreements
+        if agreement._pid == os.getpid() and not agreement._messenger.is_broken
+    }
+    backoff = Backoff()
+    while waiting:
+        done = [a for a, (_, request) in waiting.items() if request.Test()]
+        for agreement in done:
+            result, _ = waiting.pop(agreement)
+            if not agreement._finish_leaving(result):
+                waiting[agreement] = agreement._start_leaving()
+        if done:
+            backoff = Backoff()
+        else:
+            backoff.pause()
+
+
+def _leave_at_exit() -> None:
+    # Only a process that used a communicator has the transports imported.
+    if any(agreement._pid == os.getpid() for agreement in _open_agreements):
+        _leave()
+
+
+atexit.register(_leave_at_exit)

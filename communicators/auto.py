@@ -1,0 +1,63 @@
+"""Chooses a communicator by the topology."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from communicators.base import Array, CommunicatorBase
+from communicators.registry import create_communicator
+from communicators.topology import Topology
+from communicators.transports.progress import Handle
+
+_logger = logging.getLogger("chainermn_ng")
+
+
+def choose(topology: Topology) -> tuple[str, str]:
+    """Return the communicator for a topology, and why."""
+    if topology.n_hosts == 1:
+        return "flat", "all ranks share one host"
+    if max(topology.host_sizes) == 1:
+        return "multi_ring", "one rank on each host"
+    if topology.is_uniform:
+        return "multi_ring", "several hosts with equal numbers of ranks"
+    return "hierarchical", "hosts with unequal numbers of ranks"
+
+
+class AutoCommunicator(CommunicatorBase):
+    """Reduces as the communicator that suits the topology does.
+
+    One host: ``flat``. Several hosts with equal numbers of ranks: ``multi_ring``.
+    Unequal hosts: ``hierarchical``. Rank 0 logs the choice to ``chainermn_ng``.
+
+    Attributes:
+        chosen (str): the name of the communicator that it took.
+    """
+
+    name = "auto"
+
+    def __init__(self, mpi_comm: Any = None, **options: Any) -> None:
+        super().__init__(mpi_comm, **options)
+        self.chosen, reason = choose(self.topology)
+        self._inner = create_communicator(self.chosen, self.mpi_comm, **self.options)
+        if self.rank == 0:
+            _logger.info(
+                "auto: %s for %d ranks on %s: %s",
+                self.chosen,
+                self.size,
+                self.topology,
+                reason,
+            )
+
+    @property
+    def sent_bytes(self) -> dict[str, int]:
+        inner = self._inner.sent_bytes
+        outer = super().sent_bytes
+        return {k: inner.get(k, 0) + outer.get(k, 0) for k in {**inner, **outer}}
+
+    def start_all_reduce_flat(self, buffer: Array, op: str) -> Handle:
+        return self._inner.start_all_reduce_flat(buffer, op)
+
+    def finalize(self) -> None:
+        self._inner.finalize()
+        super().finalize()

@@ -1,0 +1,676 @@
+"""The contract of a communicator, and what all communicators share."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from communicators.agreement import FINALIZE, Agreement, Details
+from communicators.array_collectives import ArrayCollectives
+from communicators.buckets import DEFAULT_BUCKET_BYTES, ArraySpec
+from communicators.dtypes import (
+    accumulation_dtype,
+    check_op,
+    parse_wire_dtype,
+    result_dtype,
+)
+from communicators.errors import TopologyError, UnavailableError
+from communicators.many_arrays import ManyArrays
+from communicators.object_collectives import ObjectCollectives, ObjectOp
+from communicators.topology import Topology, pretended_from_environment
+
+if TYPE_CHECKING:
+    from communicators.transports.mpi import MpiTransport
+    from communicators.transports.progress import Handle, Steps
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+DEFAULT_TIMEOUT_S = 600.0
+
+_JOB_LOCAL_RANK_VARIABLES = (
+    "MPI_LOCALRANKID",
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "PMIX_LOCAL_RANK",
+    "SLURM_LOCALID",
+)
+
+
+class CommunicatorBase:
+    """A named way to reduce and move arrays over all ranks.
+
+    A communicator of one's own derives from this class and defines
+    :meth:`all_reduce_flat` (or :meth:`start_all_reduce_flat`); everything else is
+    built on it. All methods but the properties, ``send`` and ``recv`` are
+    *collective*: all ranks call them, in the same order. Each begins with an
+    agreement of the ranks, so a rank that calls something else, passes other shapes
+    or dtypes, leaves the program or stays away gives an error on every rank:
+
+    * :class:`~communicators.errors.MismatchError`: another operation, other arrays;
+    * ``TypeError`` or ``ValueError``: bad arguments on some rank;
+    * :class:`~communicators.errors.CommunicationTimeoutError`: a rank did not come.
+
+    After the first two the ranks are in step again and may go on.
+
+    Args:
+        mpi_comm: mpi4py communicator of the ranks; ``None`` for MPI's world.
+        topology: pretended topology (see :meth:`Topology.parse`), or ``None``: what
+            ``CHAINERMN_NG_TOPOLOGY`` says, else MPI's shared-memory split.
+        allreduce_grad_dtype: dtype of real floating arrays on the wire in
+            :meth:`allreduce_arrays`; ``None`` keeps each array's own, and float32
+            for half precision.
+        bucket_bytes: upper bound of the flat buffers in :meth:`allreduce_arrays`.
+        timeout_s: how long a rank waits for the others, in seconds; ``None``: for
+            ever.
+
+    Raises:
+        TopologyError: the topology does not fit; on all ranks.
+        ValueError: an option is out of range.
+        UnavailableError: mpi4py cannot be imported.
+
+    Attributes:
+        name: the name in the registry.
+        device_types: the kinds of arrays that it takes.
+    """
+
+    name: str = ""
+    device_types: tuple[str, ...] = ("cpu",)
+
+    def __init__(
+        self,
+        mpi_comm: Any = None,
+        *,
+        topology: Topology | str | Sequence[str] | None = None,
+        allreduce_grad_dtype: Any = None,
+        bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+        timeout_s: float | None = DEFAULT_TIMEOUT_S,
+    ) -> None:
+        if bucket_bytes < 0:
+            raise ValueError(f"bucket_bytes {bucket_bytes}: expected 0 or more")
+        if timeout_s is not None and timeout_s <= 0:
+            raise ValueError(f"timeout_s {timeout_s}: expected a positive number")
+        self.bucket_bytes = bucket_bytes
+        self.timeout_s = timeout_s
+        self.allreduce_grad_dtype = parse_wire_dtype(allreduce_grad_dtype)
+        messages, progress = _transports()
+        self.mpi_comm = messages.world() if mpi_comm is None else mpi_comm
+        self._messenger = messages.Messenger(self.mpi_comm, timeout_s)
+        self._agreement = Agreement(self._messenger)
+        self._progress = progress.Progress(timeout_s)
+        self._arrays = ArrayCollectives(self._messenger, self._agreement)
+        self._objects = ObjectCollectives(self._messenger, self._agreement)
+        self._many = ManyArrays(self, self._agreement)
+        self._groups: list[MpiTransport] = []
+        self._n_started = 0
+        self._topology = self._find_topology(topology)
+        self._world_ring: MpiTransport | None = None
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        base = CommunicatorBase
+        if (
+            cls.all_reduce_flat is base.all_reduce_flat
+            and cls.start_all_reduce_flat is base.start_all_reduce_flat
+        ):
+            raise TypeError(
+                f"{cls.__qualname__} defines neither all_reduce_flat nor "
+                "start_all_reduce_flat"
+            )
+
+    def _find_topology(self, wanted: Topology | str | Sequence[str] | None) -> Topology:
+        messages, _ = _transports()
+        real = Topology.from_names(messages.shared_memory_hosts(self.mpi_comm))
+        _remember_job_local_rank(
+            real, messages.world_ranks(self.mpi_comm), self.rank, messages.world()
+        )
+        if wanted is None and self.size == messages.world().Get_size():
+            wanted = pretended_from_environment()
+        topology, error = real, None
+        if wanted is not None:
+            try:
+                topology = Topology.coerce(wanted, self.size)
+            except (TopologyError, TypeError) as failure:
+                error = failure
+        self.agree("create_communicator", f"topology {topology}", error=error)
+        return topology
+
+    # -- ranks ---
+
+    @property
+    def rank(self) -> int:
+        """This process's number, ``0..size-1``."""
+        return self._messenger.rank
+
+    @property
+    def size(self) -> int:
+        """Number of processes."""
+        return self._messenger.size
+
+    @property
+    def topology(self) -> Topology:
+        """Which ranks share a host."""
+        return self._topology
+
+    @property
+    def intra_rank(self) -> int:
+        """Position among this communicator's ranks on this host."""
+        return self._topology.intra_rank(self.rank)
+
+    @property
+    def intra_size(self) -> int:
+        """Number of this communicator's ranks on this host."""
+        return self._topology.intra_size(self.rank)
+
+    @property
+    def inter_rank(self) -> int:
+        """Number of this host among the communicator's hosts."""
+        return self._topology.inter_rank(self.rank)
+
+    @property
+    def inter_size(self) -> int:
+        """Number of hosts."""
+        return self._topology.n_hosts
+
+    @property
+    def world_intra_rank(self) -> int:
+        """Position among all of the job's processes on this real host.
+
+        The number to choose a device by: unlike ``intra_rank`` it is unique on the
+        machine also in a communicator that ``split`` made, and never pretended.
+
+        Raises:
+            CommunicatorError: the communicator does not span the job, and neither a
+                wider one nor the launcher has told.
+        """
+        return _job_local_rank()
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The settings with which ``split`` makes a communicator of the same kind."""
+        return {
+            "topology": self._topology,
+            "allreduce_grad_dtype": self.allreduce_grad_dtype,
+            "bucket_bytes": self.bucket_bytes,
+            "timeout_s": self.timeout_s,
+        }
+
+    @property
+    def sent_bytes(self) -> dict[str, int]:
+        """Bytes of payload that this rank has sent, by group of ranks.
+
+        ``"messages"`` counts arrays and objects moved outside of reductions; the
+        other keys are the groups of the reductions, such as ``"intra"``.
+        """
+        counts = {"messages": self._messenger.sent_bytes}
+        for group in self._groups:
+            counts[group.label] = counts.get(group.label, 0) + group.sent_bytes
+        return counts
+
+    # -- for those who implement one ---
+
+    def all_reduce_flat(self, buffer: Array, op: str) -> None:
+        """Reduce one flat buffer over all ranks, in place.
+
+        Called by ``allreduce`` and ``allreduce_arrays`` after the ranks have agreed.
+        All ranks must end with bit-identical buffers.
+
+        Args:
+            buffer: one-dimensional, C-contiguous, of the same length (at least 1)
+                and dtype on all ranks.
+            op: ``"sum"``, ``"max"``, ``"min"`` or ``"prod"``.
+        """
+        self.start_all_reduce_flat(buffer, op).wait()
+
+    def start_all_reduce_flat(self, buffer: Array, op: str) -> Handle:
+        """Begin :meth:`all_reduce_flat`; ``wait()`` of the result completes it.
+
+        Several may be in flight, begun in the same order on all ranks.
+        """
+        from communicators.transports.progress import Finished
+
+        self.all_reduce_flat(buffer, op)
+        return Finished()
+
+    def create_group(
+        self, label: str, color: int | None, key: int
+    ) -> MpiTransport | None:
+        """Make a transport among the ranks of equal colour. Collective.
+
+        Args:
+            label: name in :attr:`sent_bytes`.
+            color: ranks of one colour form a group; ``None`` for no group.
+            key: order within the group.
+        """
+        from communicators.transports.messages import split_mpi
+        from communicators.transports.mpi import MpiTransport
+
+        part = split_mpi(self.mpi_comm, color, key)
+        if part is None:
+            return None
+        group = MpiTransport(part, label)
+        self._groups.append(group)
+        return group
+
+    def world_ring(self) -> MpiTransport:
+        """Return the transport over all ranks, made at the first call. Collective."""
+        if self._world_ring is None:
+            self._world_ring = self.create_group("world", 0, self.rank)
+        assert self._world_ring is not None
+        return self._world_ring
+
+    def next_tag(self) -> int:
+        """Return a tag for one operation on transports. Same order on all ranks."""
+        from communicators.transports.mpi import N_TAGS
+
+        self._n_started = (self._n_started + 1) % N_TAGS
+        return self._n_started
+
+    def start_steps(self, steps: Steps) -> Handle:
+        """Begin an operation of transports, to be advanced with all others."""
+        return self._progress.start(steps, f"{self.name}: reduction in flight")
+
+    def agree(
+        self, label: str, details: Details = "", error: BaseException | None = None
+    ) -> None:
+        """Meet all ranks at one point of the program, as every collective does.
+
+        Args:
+            label: the operation; must be equal on all ranks.
+            details: what else must be equal.
+            error: why this rank cannot go on; raised on all ranks.
+
+        Raises:
+            MismatchError: label or details differ.
+            TypeError, ValueError, OSError, CommunicatorError: some rank gave an
+                error; other classes arrive as ``RankFailedError``.
+        """
+        self._agreement.check(label, details, error=error)
+
+    # -- array collectives ---
+
+    def send(self, data: Any, dest: int, tag: int = 0) -> None:
+        """Send an array, or a tuple of arrays, to one rank.
+
+        Args:
+            data: NumPy arrays of any shape, layout and fixed-size dtype.
+            dest: rank of the receiver, which calls :meth:`recv`.
+            tag: 0 or more; the receiver gives the same.
+
+        Raises:
+            TypeError: no array; on the receiver too.
+            ValueError: no such rank or tag.
+            CommunicationTimeoutError: the receiver did not come.
+        """
+        self._check_peer("send", dest, tag)
+        self._arrays.send(data, dest, tag)
+
+    def recv(self, source: int, tag: int = 0) -> Any:
+        """Receive what ``source`` sent: an array, or a tuple of arrays.
+
+        Raises:
+            TypeError: the sender's argument was no array.
+            ValueError: no such rank or tag.
+            CommunicationTimeoutError: nothing came.
+        """
+        self._check_peer("recv", source, tag)
+        return self._arrays.recv(source, tag)
+
+    def bcast(self, data: Any, max_buf_len: int | None = None, root: int = 0) -> Any:
+        """Give every rank the root's array or tuple of arrays.
+
+        Args:
+            data: at the root, arrays of any shape, layout and fixed-size dtype;
+                ignored elsewhere.
+            max_buf_len: bytes of one message; ``None`` for 256 MiB.
+            root: rank that has the data.
+
+        Returns:
+            ``data`` itself at the root; new C-contiguous arrays elsewhere.
+        """
+        return self._arrays.bcast(data, max_buf_len, root)
+
+    def gather(self, data: Any, root: int = 0) -> tuple[Any, ...] | None:
+        """Collect one array, or tuple of arrays, from every rank at the root.
+
+        Shapes and dtypes may differ between ranks.
+
+        Returns:
+            At the root a tuple in rank order; ``None`` elsewhere.
+        """
+        return self._arrays.gather(data, root)
+
+    def allgather(self, x: Any) -> tuple[Any, ...]:
+        """Collect one array, or tuple of arrays, from every rank on all ranks.
+
+        Shapes and dtypes may differ between ranks.
+
+        Returns:
+            A tuple in rank order.
+        Cost: each rank sends (size-1) * nbytes.
+        """
+        return self._arrays.allgather(x)
+
+    def alltoall(self, xs: Any) -> tuple[Any, ...]:
+        """Send ``xs[r]`` to rank ``r``; return what each rank sent here.
+
+        Args:
+            xs: ``size`` arrays or tuples of arrays (or one array with ``size`` rows);
+                shapes and dtypes may differ.
+        """
+        return self._arrays.alltoall(xs)
+
+    def scatter(self, xs: Any, root: int = 0) -> Any:
+        """Give rank ``r`` the root's ``xs[r]``.
+
+        Args:
+            xs: at the root ``size`` arrays or tuples of arrays (or one array with
+                ``size`` rows); ignored elsewhere.
+        """
+        return self._arrays.scatter(xs, root)
+
+    def allreduce(self, data: Any, op: str = "sum") -> Any:
+        """Reduce an array, or each of a tuple of arrays, over all ranks.
+
+        Args:
+            data: NumPy arrays, same shapes and dtypes on all ranks; any layout, any
+                dtype that has the reduction; not changed.
+            op: ``"sum"``, ``"mean"``, ``"max"``, ``"min"`` or ``"prod"``.
+
+        Returns:
+            New arrays of the same shape, the same bits on all ranks. The dtype is
+            kept, but as in NumPy the sum and product of bool are int64, and the mean
+            of bool and integers is float64. Half precision is reduced in float32.
+        """
+        is_tuple, prepared = self._prepare_reduction("allreduce", data, op)
+        results = []
+        for array, dtype in prepared:
+            flat = self._accumulator(array, dtype)
+            if flat.size:
+                self.all_reduce_flat(flat, op if op != "mean" else "sum")
+            results.append(self._finish(flat, array.shape, dtype, op))
+        return tuple(results) if is_tuple else results[0]
+
+    def reduce_scatter(self, data: Any, op: str = "sum") -> Any:
+        """Reduce equal blocks over all ranks and keep this rank's block.
+
+        Args:
+            data: shape ``(size, *block)`` (or a tuple of such), same shapes and
+                dtypes on all ranks; not changed.
+            op: as in :meth:`allreduce`.
+
+        Returns:
+            New array of shape ``block``; dtypes as in :meth:`allreduce`.
+        Cost: size-1 steps; each rank sends (size-1)/size * nbytes.
+        Source: ring algorithm; Thakur, Rabenseifner and Gropp, IJHPCA 19(1), 2005.
+        """
+        is_tuple, prepared = self._prepare_reduction(
+            "reduce_scatter", data, op, n_rows=self.size
+        )
+        ring = self.world_ring()
+        results = []
+        for array, dtype in prepared:
+            flat = self._accumulator(array, dtype)
+            kind = op if op != "mean" else "sum"
+            steps = ring.reduce_scatter(flat, kind, self.next_tag())
+            own = self.start_steps(steps).wait()
+            results.append(self._finish(own, array.shape[1:], dtype, op))
+        return tuple(results) if is_tuple else results[0]
+
+    def barrier(self) -> None:
+        """Return when all ranks have called it."""
+        self.agree("barrier")
+
+    # -- object collectives ---
+
+    def send_obj(self, obj: Any, dest: int, tag: int = 0) -> None:
+        """Send any picklable object, of any size, to one rank. As :meth:`send`."""
+        self._check_peer("send_obj", dest, tag)
+        self._objects.send(obj, dest, tag)
+
+    def recv_obj(self, source: int, tag: int = 0) -> Any:
+        """Receive the object that ``source`` sent. As :meth:`recv`."""
+        self._check_peer("recv_obj", source, tag)
+        return self._objects.recv(source, tag)
+
+    def bcast_obj(self, obj: Any, max_buf_len: int | None = None, root: int = 0) -> Any:
+        """Give every rank the root's object.
+
+        Args:
+            obj: any picklable object at the root; ignored elsewhere.
+            max_buf_len: bytes of one message; ``None`` for 256 MiB.
+
+        Raises:
+            TypeError: it cannot be pickled, or not be unpickled on some rank; on all.
+        """
+        return self._objects.bcast(obj, max_buf_len, root)
+
+    def gather_obj(self, obj: Any, root: int = 0) -> list[Any] | None:
+        """Collect one object from every rank at the root; ``None`` elsewhere."""
+        return self._objects.gather(obj, root)
+
+    def allgather_obj(self, obj: Any) -> list[Any]:
+        """Collect one object from every rank on all ranks, in rank order."""
+        return self._objects.allgather(obj)
+
+    def alltoall_obj(self, objs: Sequence[Any]) -> list[Any]:
+        """Send ``objs[r]`` to rank ``r``; return what each rank sent here."""
+        return self._objects.alltoall(objs)
+
+    def scatter_obj(self, objs: Sequence[Any] | None, root: int = 0) -> Any:
+        """Give rank ``r`` the root's ``objs[r]``; ``objs`` is ignored elsewhere."""
+        return self._objects.scatter(objs, root)
+
+    def allreduce_obj(self, obj: Any, op: ObjectOp = "sum") -> Any:
+        """Reduce objects over all ranks; the same result everywhere.
+
+        Args:
+            obj: any picklable object that has the operation.
+            op: ``"sum"`` (``+``), ``"mean"`` (``+``, then ``/ size``), ``"prod"``
+                (``*``), ``"max"``, ``"min"`` (element-wise for NumPy; NaN wins), or a
+                function of two objects. Neighbours are combined in rank order.
+
+        Raises:
+            RankFailedError, TypeError, ...: combining failed on some rank; on all.
+        """
+        return self._objects.allreduce(obj, op)
+
+    # -- many arrays at once ---
+
+    def allreduce_arrays(
+        self,
+        arrays: Sequence[Array | ArraySpec],
+        op: str = "mean",
+        names: Sequence[str] | None = None,
+        label: str = "allreduce_arrays",
+    ) -> list[Array | None]:
+        """Reduce many arrays over all ranks in place, packed into buckets.
+
+        Args:
+            arrays: the same shapes and dtypes in the same order on all ranks; any
+                layout; written in place, each keeping its dtype. An
+                :class:`ArraySpec` stands for an array that this rank does not have:
+                it counts as zeros if some other rank has it (``sum``, ``mean``).
+            op: ``"sum"``, ``"mean"``, ``"max"``, ``"min"`` or ``"prod"``. ``mean``
+                scales by 1/size while packing, so half precision stays finite.
+            names: for errors; must be equal on all ranks.
+            label: what the arrays are; must be equal on all ranks.
+
+        Returns:
+            For each entry the array: the given one, a new one where this rank had
+            none, or ``None`` where no rank has one.
+
+        Raises:
+            MismatchError: names, shapes, dtypes or label differ; the text names the
+                arrays and the ranks. Nothing has been changed.
+            TypeError: no array, read-only, or a dtype without the reduction.
+        """
+        return self._many.allreduce(arrays, op, names, label)
+
+    def bcast_arrays(
+        self,
+        arrays: Sequence[Array],
+        root: int = 0,
+        names: Sequence[str] | None = None,
+        label: str = "bcast_arrays",
+    ) -> None:
+        """Copy the root's arrays into those of all ranks, in place.
+
+        Args:
+            arrays: the same shapes and dtypes in the same order on all ranks; any
+                layout and fixed-size dtype.
+
+        Raises:
+            MismatchError, TypeError, ValueError: as in :meth:`allreduce_arrays`.
+        """
+        self._many.bcast(arrays, root, names, label)
+
+    # -- life ---
+
+    def split(self, color: int | None, key: int = 0) -> Self | None:
+        """Make a communicator of the same kind and settings for each colour.
+
+        Args:
+            color: ranks with the same colour come together; ``None`` (or MPI's
+                UNDEFINED) for ranks that join none.
+            key: order of the ranks within the new communicator.
+
+        Returns:
+            The new communicator, or ``None`` without a colour. A pretended topology
+            goes with it.
+        """
+        messages, _ = _transports()
+        error = None
+        undefined = messages.is_undefined(color)
+        if not undefined and (not isinstance(color, int | np.integer) or color < 0):
+            error = ValueError(f"split: color {color!r}: expected 0 or more, or None")
+        self.agree("split", error=error)
+        part = messages.split_mpi(self.mpi_comm, None if undefined else color, key)
+        if part is None:
+            return None
+        members = part.allgather(self.rank)
+        options = {**self.options, "topology": self._topology.restrict(members)}
+        return type(self)(part, **options)
+
+    def finalize(self) -> None:
+        """Leave together and free what MPI holds. Collective; safe to call twice."""
+        messages, _ = _transports()
+        if self._messenger.is_broken or messages.is_finalized():
+            self._agreement.close()
+        elif self._agreement.close():
+            self.agree(FINALIZE)
+            for group in self._groups:
+                group.finalize()
+            self._messenger.finalize()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        # With an exception the other ranks are elsewhere; meeting them here would
+        # hide it behind a mismatch. They learn of it at the end of the program.
+        if exc_type is None:
+            self.finalize()
+
+    # -- parts ---
+
+    def _check_peer(self, operation: str, peer: int, tag: int) -> None:
+        any_source = operation.startswith("recv") and peer == _any_source()
+        if not any_source and not 0 <= peer < self.size:
+            raise ValueError(
+                f"{operation}: no rank {peer}; expected 0 to {self.size - 1}"
+            )
+        if not 0 <= tag < _MAX_TAG:
+            raise ValueError(f"{operation}: tag {tag}: expected 0 to {_MAX_TAG - 1}")
+
+    def _prepare_reduction(
+        self, operation: str, data: Any, op: str, n_rows: int | None = None
+    ) -> tuple[bool, list[tuple[Array, np.dtype[Any]]]]:
+        from communicators.array_collectives import as_array_list
+
+        error = None
+        is_tuple, prepared = False, []
+        try:
+            check_op(op)
+            is_tuple, arrays = as_array_list(data, operation)
+            for array in arrays:
+                if n_rows is not None and array.shape[:1] != (n_rows,):
+                    raise ValueError(
+                        f"{operation}: shape {array.shape}; expected {n_rows} rows, "
+                        "one block per rank"
+                    )
+                prepared.append((array, result_dtype(array.dtype, op, operation)))
+        except (TypeError, ValueError) as failure:
+            error = failure
+        specs = [str(ArraySpec.of(array)) for array, _ in prepared]
+        self._agreement.check(operation, f"op={op}, {', '.join(specs)}", error=error)
+        return is_tuple, prepared
+
+    @staticmethod
+    def _accumulator(array: Array, dtype: np.dtype[Any]) -> Array:
+        flat = np.empty(array.size, accumulation_dtype(dtype))
+        np.copyto(flat.reshape(array.shape), array, casting="unsafe")
+        return flat
+
+    def _finish(
+        self, flat: Array, shape: tuple[int, ...], dtype: np.dtype[Any], op: str
+    ) -> Array:
+        if op == "mean":
+            flat = flat / self.size
+        return flat.astype(dtype, copy=False).reshape(shape)
+
+
+# Each tag makes two MPI tags, of which every MPI has at least 32767.
+_MAX_TAG = 16000
+
+
+def _any_source() -> int:
+    messages, _ = _transports()
+    return int(messages.ANY_SOURCE)
+
+
+def _transports() -> tuple[Any, Any]:
+    try:
+        from communicators.transports import messages, progress
+    except ImportError as error:
+        raise UnavailableError(
+            f"mpi4py or its MPI library is missing ({error}); "
+            "pip install 'chainermn-ng[mpich]' brings both"
+        ) from error
+    return messages, progress
+
+
+_known_job_local_rank: int | None = None
+
+
+def _remember_job_local_rank(
+    hosts: Topology, members: list[int], rank: int, world: Any
+) -> None:
+    """Note this process's place on its host from a communicator that spans the job."""
+    global _known_job_local_rank
+    if _known_job_local_rank is None and len(members) == world.Get_size():
+        own = members[rank]
+        mates = [members[r] for r in hosts.ranks_of(hosts.inter_rank(rank))]
+        _known_job_local_rank = sorted(mates).index(own)
+
+
+def _job_local_rank() -> int:
+    if _known_job_local_rank is not None:
+        return _known_job_local_rank
+    for variable in _JOB_LOCAL_RANK_VARIABLES:
+        text = os.environ.get(variable, "")
+        if text.isdigit():
+            return int(text)
+    from communicators.errors import CommunicatorError
+
+    raise CommunicatorError(
+        "world_intra_rank: this communicator does not span the whole job, and the "
+        "launcher does not tell; create a communicator over all ranks first"
+    )

@@ -1,0 +1,103 @@
+"""Which arrays travel together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+#: Bytes of a bucket on the wire. Large enough to amortise the latency of a
+#: reduction, small enough that several are in flight at once and stay in cache.
+DEFAULT_BUCKET_BYTES = 4 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class ArraySpec:
+    """Shape and dtype of an array that a rank does not hold.
+
+    Stands for a missing array in ``allreduce_arrays``.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shape", tuple(int(n) for n in self.shape))
+        object.__setattr__(self, "dtype", np.dtype(self.dtype))
+
+    @classmethod
+    def of(cls, array: Any) -> ArraySpec:
+        """Return the spec of an array, or the spec itself."""
+        return array if isinstance(array, cls) else cls(array.shape, array.dtype)
+
+    @property
+    def n_elems(self) -> int:
+        """Number of elements."""
+        return int(np.prod(self.shape, dtype=np.int64))
+
+    @property
+    def nbytes(self) -> int:
+        """Number of bytes."""
+        return self.n_elems * self.dtype.itemsize
+
+    def __str__(self) -> str:
+        return f"shape {self.shape} {self.dtype}"
+
+
+@dataclass
+class Bucket:
+    """Arrays of one wire dtype that are packed into one flat buffer.
+
+    Attributes:
+        dtype: dtype of the flat buffer.
+        indices: which arrays, in packing order.
+        offsets: first element of each array in the buffer.
+        n_elems: length of the buffer in elements.
+    """
+
+    dtype: np.dtype[Any]
+    indices: list[int] = field(default_factory=list)
+    offsets: list[int] = field(default_factory=list)
+    n_elems: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the flat buffer."""
+        return self.n_elems * self.dtype.itemsize
+
+    def append(self, index: int, n_elems: int) -> None:
+        """Add one array at the end."""
+        self.indices.append(index)
+        self.offsets.append(self.n_elems)
+        self.n_elems += n_elems
+
+
+def plan_buckets(
+    sizes: Sequence[tuple[int, int, np.dtype[Any]]], bucket_bytes: int
+) -> list[Bucket]:
+    """Group arrays into buckets; the same input gives the same plan on every rank.
+
+    Arrays keep their order. Each wire dtype has one open bucket, which is closed
+    when the next array would exceed ``bucket_bytes``; a larger array has a bucket
+    of its own. Empty arrays are left out.
+
+    Args:
+        sizes: ``(index, n_elems, wire dtype)`` of each array.
+        bucket_bytes: upper bound; 0 puts every array into its own bucket.
+
+    Returns:
+        list[Bucket]: in the order in which they were begun.
+    """
+    buckets: list[Bucket] = []
+    open_bucket: dict[np.dtype[Any], Bucket] = {}
+    for index, n_elems, dtype in sizes:
+        if n_elems == 0:
+            continue
+        bucket = open_bucket.get(dtype)
+        if bucket is None or bucket.nbytes + n_elems * dtype.itemsize > bucket_bytes:
+            bucket = open_bucket[dtype] = Bucket(dtype)
+            buckets.append(bucket)
+        bucket.append(index, n_elems)
+    return buckets

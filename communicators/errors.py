@@ -1,0 +1,60 @@
+"""Exceptions of the communicators.
+
+A collective mistake raises the same class with the same text on every rank.
+"""
+
+from __future__ import annotations
+
+
+class CommunicatorError(RuntimeError):
+    """Base of all errors that concern more than one rank."""
+
+
+class MismatchError(CommunicatorError):
+    """The ranks called different operations, or the same one with other arrays."""
+
+
+class RankFailedError(CommunicatorError):
+    """An operation failed on some rank, so it cannot complete on any."""
+
+
+class CommunicationTimeoutError(CommunicatorError, TimeoutError):
+    """Some ranks did not come to an operation within ``timeout_s``."""
+
+
+class TopologyError(CommunicatorError, ValueError):
+    """A topology is malformed, or a communicator cannot work on it."""
+
+
+class UnavailableError(CommunicatorError):
+    """A communicator needs something that this machine does not have."""
+
+
+# A failure on one rank is raised on the others too, as the nearest of these: user
+# classes may not exist, or not be constructible from a text, on the other ranks.
+_SHARED_TYPES: tuple[type[Exception], ...] = (
+    MismatchError,
+    CommunicationTimeoutError,
+    TopologyError,
+    UnavailableError,
+    CommunicatorError,
+    TypeError,
+    ValueError,
+    OSError,
+)
+
+
+def shared_type_name(error: BaseException) -> str:
+    """Return the name of the class that all ranks raise for ``error``."""
+    for cls in _SHARED_TYPES:
+        if isinstance(error, cls):
+            return cls.__name__
+    return RankFailedError.__name__
+
+
+def build_shared_error(type_name: str, text: str) -> Exception:
+    """Return an exception of the class that :func:`shared_type_name` named."""
+    for cls in _SHARED_TYPES:
+        if cls.__name__ == type_name:
+            return cls(text)
+    return RankFailedError(text)

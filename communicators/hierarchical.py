@@ -1,0 +1,39 @@
+"""Reduce in the host, all-reduce among the hosts' leaders, broadcast in the host."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from communicators.base import Array, CommunicatorBase
+from communicators.transports.progress import Handle, Steps
+
+
+class HierarchicalCommunicator(CommunicatorBase):
+    """Lets one rank a host use the network. For hosts with one slow network card.
+
+    Hosts may have different numbers of ranks.
+
+    Cost: in the host every rank but the last sends and receives M bytes each way; the
+    leaders send 2(1 - 1/N) M bytes to each other (N hosts).
+    """
+
+    name = "hierarchical"
+
+    def __init__(self, mpi_comm: Any = None, **options: Any) -> None:
+        super().__init__(mpi_comm, **options)
+        intra = self.create_group("intra", self.inter_rank, self.intra_rank)
+        assert intra is not None
+        self._intra = intra
+        is_leader = self.intra_rank == 0
+        self._inter = self.create_group(
+            "inter", 0 if is_leader else None, self.inter_rank
+        )
+
+    def start_all_reduce_flat(self, buffer: Array, op: str) -> Handle:
+        return self.start_steps(self._all_reduce(buffer, op, self.next_tag()))
+
+    def _all_reduce(self, buffer: Array, op: str, tag: int) -> Steps:
+        yield from self._intra.reduce(buffer, op, tag)
+        if self._inter is not None:
+            yield from self._inter.all_reduce(buffer, op, tag)
+        yield from self._intra.broadcast(buffer, tag)

@@ -1,0 +1,90 @@
+"""Rings along every dimension of a grid, in chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from communicators.base import Array, CommunicatorBase
+from communicators.errors import TopologyError
+from communicators.grid import chunks_of, create_grid_groups, grid_all_reduce
+from communicators.topology import default_dims, parse_dims
+from communicators.transports.progress import Handle
+
+#: Below this size a chunk's latency costs more than its overlap gains.
+MIN_CHUNK_BYTES = 256 * 1024
+DEFAULT_N_CHUNKS = 4
+
+
+class MultiRingCommunicator(CommunicatorBase):
+    """Reduces along dims[0], dims[1], ... and back. For big or uneven networks.
+
+    A buffer is cut into chunks: while one is on the network, another is being reduced
+    in the host, so the links of two dimensions work at the same time.
+
+    Args:
+        mpi_comm: as in :class:`CommunicatorBase`.
+        dims: factors of the number of ranks, as ``(4, 2, 2)`` or ``"4x2x2"``; ``None``
+            for (ranks a host, prime factors of the number of hosts), which needs
+            hosts of equal size.
+        n_chunks: most chunks of one buffer; chunks are at least 256 KiB.
+        options: as in :class:`CommunicatorBase`.
+
+    Raises:
+        TopologyError: the product of ``dims`` is not the number of ranks, or no
+            ``dims`` and hosts with different numbers of ranks.
+        ValueError: ``n_chunks`` below 1.
+    Cost: 2(p_i - 1) steps in dimension i; each rank sends
+        2(1 - 1/p_i) M / (p_0 ... p_{i-1}) bytes there.
+    """
+
+    name = "multi_ring"
+
+    def __init__(
+        self,
+        mpi_comm: Any = None,
+        *,
+        dims: str | Sequence[int] | None = None,
+        n_chunks: int = DEFAULT_N_CHUNKS,
+        **options: Any,
+    ) -> None:
+        super().__init__(mpi_comm, **options)
+        if n_chunks < 1:
+            raise ValueError(f"multi_ring: n_chunks {n_chunks}: expected 1 or more")
+        self.n_chunks = n_chunks
+        try:
+            if dims is None:
+                self.dims = default_dims(self.topology)
+            else:
+                self.dims = parse_dims(dims, self.size)
+        except TopologyError as error:
+            raise TopologyError(f"multi_ring: {error}") from error
+        self.agree("create multi_ring", f"dims {self.dims}, n_chunks {n_chunks}")
+        self._groups_by_dim = create_grid_groups(self, self.dims)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        # A part of the ranks has other factors, so it takes its own default.
+        return {**super().options, "n_chunks": self.n_chunks}
+
+    def start_all_reduce_flat(self, buffer: Array, op: str) -> Handle:
+        n = max(1, min(self.n_chunks, buffer.nbytes // MIN_CHUNK_BYTES))
+        return _All(
+            [
+                self.start_steps(
+                    grid_all_reduce(self._groups_by_dim, chunk, op, self.next_tag())
+                )
+                for chunk in chunks_of(buffer, n)
+            ]
+        )
+
+
+class _All:
+    """The handle of several operations."""
+
+    def __init__(self, handles: list[Handle]) -> None:
+        self._handles = handles
+
+    def wait(self) -> None:
+        for handle in self._handles:
+            handle.wait()

@@ -1,0 +1,32 @@
+"""One ring of the ranks of one host."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from communicators.base import Array, CommunicatorBase
+from communicators.errors import TopologyError
+from communicators.transports.progress import Handle
+
+
+class SingleNodeCommunicator(CommunicatorBase):
+    """As ``flat``, and refuses to run on more than one host. For one machine.
+
+    Raises:
+        TopologyError: the ranks are on several hosts.
+    """
+
+    name = "single_node"
+
+    def __init__(self, mpi_comm: Any = None, **options: Any) -> None:
+        super().__init__(mpi_comm, **options)
+        if self.inter_size > 1:
+            raise TopologyError(
+                f"single_node works on one host; the {self.size} ranks are on "
+                f"{self.inter_size} ({self.topology}). Use flat, hierarchical, "
+                "two_dimensional or multi_ring"
+            )
+
+    def start_all_reduce_flat(self, buffer: Array, op: str) -> Handle:
+        steps = self.world_ring().all_reduce(buffer, op, self.next_tag())
+        return self.start_steps(steps)

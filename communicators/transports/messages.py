@@ -1,0 +1,268 @@
+"""Bytes and small objects between the ranks of a communicator.
+
+What array and object collectives stand on, and the control channel over which the
+ranks agree. After an agreement all ranks are inside the same call, so blocking MPI
+calls are safe; whatever may wait for a rank that never comes has a time limit.
+"""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from communicators.errors import CommunicationTimeoutError
+from communicators.transports.mpi import Array, post_recv, post_send
+from communicators.transports.waiting import Backoff, wait_all
+
+ANY_SOURCE = MPI.ANY_SOURCE
+
+Words = np.ndarray[Any, np.dtype[np.uint64]]
+
+# Tags on the control communicator: a rank that has waited too long asks the others
+# where they are, and those that wait as well answer.
+_ASK_TAG = 1
+_ANSWER_TAG = 2
+_ANSWER_WAIT_S = 2.0
+_LISTEN_EVERY_S = 0.25
+
+
+def world() -> Any:
+    """Return MPI's world communicator, initialising MPI."""
+    return MPI.COMM_WORLD
+
+
+def is_undefined(color: int | None) -> bool:
+    """Tell whether a colour of ``split`` means "in no group"."""
+    return color is None or color == MPI.UNDEFINED
+
+
+def split_mpi(mpi_comm: Any, color: int | None, key: int) -> Any | None:
+    """Split an mpi4py communicator; ``None`` for ranks with the undefined colour."""
+    part = mpi_comm.Split(MPI.UNDEFINED if color is None else color, key)
+    return None if part == MPI.COMM_NULL else part
+
+
+def shared_memory_hosts(mpi_comm: Any) -> list[int]:
+    """Return, for each rank, the lowest rank that shares memory with it. Collective.
+
+    Host names do not decide: containers of one machine may share a name, or one
+    machine's containers may have several.
+    """
+    host = mpi_comm.Split_type(MPI.COMM_TYPE_SHARED, key=mpi_comm.Get_rank())
+    first = host.bcast(mpi_comm.Get_rank(), root=0)
+    host.Free()
+    return list(mpi_comm.allgather(first))
+
+
+def world_ranks(mpi_comm: Any) -> list[int]:
+    """Return each member's rank in MPI's world. Collective."""
+    return list(mpi_comm.allgather(MPI.COMM_WORLD.Get_rank()))
+
+
+class Messenger:
+    """Messages on two private MPI communicators: one for control, one for data.
+
+    Args:
+        mpi_comm: mpi4py communicator; duplicated. Collective.
+        timeout_s: limit of every wait for a rank that may never come, in seconds;
+            ``None`` for none.
+    """
+
+    def __init__(self, mpi_comm: Any, timeout_s: float | None) -> None:
+        self.timeout_s = timeout_s
+        self._control = mpi_comm.Dup()
+        self._data = mpi_comm.Dup()
+        self.rank: int = mpi_comm.Get_rank()
+        self.size: int = mpi_comm.Get_size()
+        self.sent_bytes = 0
+        self.is_broken = False
+        self._keep_alive: list[Any] = []
+
+    def finalize(self) -> None:
+        """Free the MPI communicators. Collective; safe to call twice."""
+        if self._control is not None and not self.is_broken:
+            self._control.Free()
+            self._data.Free()
+        self._control = self._data = None
+
+    # -- control ---
+
+    def start_or(self, words: Words) -> tuple[Words, Any]:
+        """Begin the bit-wise OR of ``words`` over all ranks; return result, request."""
+        result = np.empty_like(words)
+        request = self._control.Iallreduce(
+            [words, MPI.UINT64_T], [result, MPI.UINT64_T], MPI.BOR
+        )
+        # The library reads ``words`` until the request completes.
+        self._keep_alive = [words, result, request]
+        return result, request
+
+    def bitwise_or(self, words: Words, describe: Callable[[], str]) -> Words:
+        """Return the bit-wise OR of ``words`` (uint64, same length on all ranks).
+
+        Raises:
+            CommunicationTimeoutError: some ranks did not come within ``timeout_s``;
+                the text names them. Raised on every rank that waits.
+        """
+        result, request = self.start_or(words)
+        backoff = Backoff()
+        next_listen = _LISTEN_EVERY_S
+        while not request.Test():
+            backoff.pause()
+            waited = backoff.waited_s
+            if waited < next_listen:
+                continue
+            next_listen = waited + _LISTEN_EVERY_S
+            self._answer_if_asked(describe)
+            if self.timeout_s is not None and waited > self.timeout_s:
+                self._raise_missing(describe(), waited)
+        return result
+
+    def _answer_if_asked(self, describe: Callable[[], str]) -> None:
+        status = MPI.Status()
+        if not self._control.Iprobe(MPI.ANY_SOURCE, _ASK_TAG, status):
+            return
+        asker = status.Get_source()
+        text, waited = self._control.recv(source=asker, tag=_ASK_TAG)
+        request = self._control.isend((self.rank, describe()), asker, _ANSWER_TAG)
+        self.is_broken = True
+        wait_all([request], _ANSWER_WAIT_S, describe)
+        raise CommunicationTimeoutError(
+            f"{describe()}: rank {asker} gave up in {text} after {waited:.0f} s"
+        )
+
+    def _raise_missing(self, text: str, waited: float) -> None:
+        self.is_broken = True
+        others = [rank for rank in range(self.size) if rank != self.rank]
+        for rank in others:
+            self._keep_alive.append(self._control.isend((text, waited), rank, _ASK_TAG))
+        heard = {self.rank}
+        end = time.monotonic() + _ANSWER_WAIT_S
+        while time.monotonic() < end and len(heard) < self.size:
+            for tag in (_ANSWER_TAG, _ASK_TAG):
+                # A rank that asks itself at this moment waits too.
+                status = MPI.Status()
+                if self._control.Iprobe(MPI.ANY_SOURCE, tag, status):
+                    heard.add(status.Get_source())
+                    self._control.recv(source=status.Get_source(), tag=tag)
+            time.sleep(0.001)
+        missing = [rank for rank in range(self.size) if rank not in heard]
+        who = (
+            f"ranks {missing} of {self.size} did not come"
+            if missing
+            else "all ranks wait, but not for the same"
+        )
+        raise CommunicationTimeoutError(
+            f"{text}: {who} within {waited:.0f} s (timeout_s={self.timeout_s:g})"
+        )
+
+    def share(self, value: Any) -> list[Any]:
+        """Give every rank the small values of all ranks, in rank order. Collective."""
+        return list(self._control.allgather(value))
+
+    def share_from(self, value: Any, root: int) -> Any:
+        """Give every rank the small value of ``root``. Collective."""
+        return self._control.bcast(value, root=root)
+
+    # -- bytes ---
+
+    def broadcast(self, data: Array, root: int, max_bytes: int | None = None) -> None:
+        """Copy root's bytes into ``data`` (uint8, contiguous) on every rank."""
+        step = max_bytes or (1 << 28)
+        for at in range(0, data.size, step):
+            self._data.Bcast([data[at : at + step], MPI.BYTE], root=root)
+        if self.rank == root:
+            self.sent_bytes += data.size * (self.size - 1)
+
+    def exchange(
+        self,
+        outgoing: Sequence[tuple[int, Array]],
+        incoming: Sequence[tuple[int, Array]],
+        label: str,
+    ) -> None:
+        """Send and receive bytes with any ranks at once. Not only collective.
+
+        Args:
+            outgoing: ``(dest, uint8 array)`` pairs; those for this rank are copied.
+            incoming: ``(source, uint8 array)`` pairs, in the order of sending.
+            label: operation, for errors.
+
+        Raises:
+            CommunicationTimeoutError: a peer stopped in the middle.
+        """
+        requests = []
+        own = [data for dest, data in outgoing if dest == self.rank]
+        for source, data in incoming:
+            if source == self.rank:
+                data[:] = own.pop(0)
+            else:
+                requests += post_recv(self._data, data, source, 0)
+        for dest, data in outgoing:
+            if dest != self.rank:
+                self.sent_bytes += data.size
+                requests += post_send(self._data, data, dest, 0)
+        wait_all(requests, self.timeout_s, lambda: label)
+
+    # -- point to point ---
+
+    def send(self, header: Any, parts: Sequence[Array], dest: int, tag: int) -> None:
+        """Send a small header, then byte arrays whose sizes follow from it.
+
+        Raises:
+            CommunicationTimeoutError: the receiver did not come.
+        """
+
+        def describe() -> str:
+            return f"send from rank {self.rank} to rank {dest} (tag {tag})"
+
+        packed = np.frombuffer(pickle.dumps(header), np.uint8)
+        requests = [self._data.Isend([packed, MPI.BYTE], dest, 2 * tag + 1)]
+        for data in parts:
+            self.sent_bytes += data.size
+            requests += post_send(self._data, data, dest, 2 * tag + 2)
+        wait_all(requests, self.timeout_s, describe)
+
+    def receive(
+        self, source: int, tag: int, allocate: Callable[[Any], list[Array]]
+    ) -> Any:
+        """Receive a header, then the byte arrays that ``allocate(header)`` makes.
+
+        Returns:
+            The header; the bytes are in the arrays.
+
+        Raises:
+            CommunicationTimeoutError: nothing came within ``timeout_s``.
+        """
+        whom = "any rank" if source == MPI.ANY_SOURCE else f"rank {source}"
+
+        def describe() -> str:
+            return f"recv on rank {self.rank} from {whom} (tag {tag})"
+
+        status = MPI.Status()
+        backoff = Backoff()
+        message = self._data.Improbe(source, 2 * tag + 1, status)
+        while message is None:
+            backoff.pause()
+            if self.timeout_s is not None and backoff.waited_s > self.timeout_s:
+                raise CommunicationTimeoutError(
+                    f"{describe()}: nothing came within {self.timeout_s:g} s"
+                )
+            message = self._data.Improbe(source, 2 * tag + 1, status)
+        packed = np.empty(status.Get_count(MPI.BYTE), np.uint8)
+        message.Recv([packed, MPI.BYTE])
+        header = pickle.loads(packed.tobytes())
+        requests = []
+        for data in allocate(header):
+            requests += post_recv(self._data, data, status.Get_source(), 2 * tag + 2)
+        wait_all(requests, self.timeout_s, describe)
+        return header
+
+
+def is_finalized() -> bool:
+    """Tell whether MPI has been finalised (or never initialised) in this process."""
+    return bool(MPI.Is_finalized()) or not MPI.Is_initialized()

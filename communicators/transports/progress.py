@@ -1,0 +1,109 @@
+"""Several reductions in flight at once, advanced together.
+
+An operation is a generator that posts non-blocking MPI calls, yields their requests,
+and goes on when they are complete. Whoever waits for one operation advances all of
+them, so chunks and buckets overlap without a thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import Any, Protocol
+
+from communicators.errors import CommunicationTimeoutError
+from communicators.transports.waiting import Backoff
+
+#: An operation in steps: yields requests to be completed before it is resumed.
+Steps = Generator[Sequence[Any], None, Any]
+
+
+class Handle(Protocol):
+    """An operation in flight."""
+
+    def wait(self) -> Any:
+        """Block until it is complete and return its result."""
+
+
+class Finished:
+    """The handle of an operation that was complete when it returned."""
+
+    def __init__(self, result: Any = None) -> None:
+        self._result = result
+
+    def wait(self) -> Any:
+        """Return the result."""
+        return self._result
+
+
+class _Operation:
+    def __init__(self, progress: Progress, steps: Steps, label: str) -> None:
+        self._progress = progress
+        self._steps = steps
+        self.label = label
+        self.requests: list[Any] = []
+        self.done = False
+        self.result: Any = None
+
+    def advance(self) -> bool:
+        """Go on as far as completed requests allow; tell whether anything moved."""
+        moved = False
+        while not self.done:
+            self.requests = [r for r in self.requests if not r.Test()]
+            if self.requests:
+                break
+            moved = True
+            try:
+                self.requests = list(next(self._steps))
+            except StopIteration as stop:
+                self.done = True
+                self.result = stop.value
+        return moved
+
+    def wait(self) -> Any:
+        self._progress.drive_until(self)
+        return self.result
+
+
+class Progress:
+    """The operations of one communicator that are in flight.
+
+    Args:
+        timeout_s: how long nothing at all may move while an operation is waited for,
+            in seconds; ``None`` for no limit.
+    """
+
+    def __init__(self, timeout_s: float | None) -> None:
+        self.timeout_s = timeout_s
+        self._in_flight: list[_Operation] = []
+
+    def start(self, steps: Steps, label: str) -> Handle:
+        """Begin an operation and return its handle; its first messages are posted."""
+        operation = _Operation(self, steps, label)
+        self._in_flight.append(operation)
+        operation.advance()
+        return operation
+
+    def run(self, steps: Steps, label: str) -> Any:
+        """Begin an operation, wait for it, and return its result."""
+        return self.start(steps, label).wait()
+
+    def drive_until(self, target: _Operation) -> None:
+        """Advance everything in flight until ``target`` is complete.
+
+        Raises:
+            CommunicationTimeoutError: nothing moved for ``timeout_s``.
+        """
+        backoff = Backoff()
+        while not target.done:
+            moved = [operation.advance() for operation in self._in_flight]
+            self._in_flight = [op for op in self._in_flight if not op.done]
+            if any(moved):
+                backoff = Backoff()
+                continue
+            backoff.pause()
+            if self.timeout_s is not None and backoff.waited_s > self.timeout_s:
+                raise CommunicationTimeoutError(
+                    f"{target.label}: a rank stopped in the middle of it; nothing "
+                    f"came for {self.timeout_s:g} s"
+                )
+        self._in_flight = [op for op in self._in_flight if not op.done]
