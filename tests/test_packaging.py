@@ -20,8 +20,8 @@ import communicators
 REPOSITORY = pathlib.Path(__file__).resolve().parents[1]
 PACKAGES = ["communicators", "chainermn_ng"]
 
-# Imported where present; a communicator that lacks them says so.
-OPTIONAL = {"cupy"}
+# Used where present: device arrays, and dtypes that NumPy lacks.
+OPTIONAL = {"cupy", "ml_dtypes"}
 
 _PRINT_METADATA = """
 import json, setuptools

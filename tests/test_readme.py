@@ -58,7 +58,8 @@ def test_make_commands_in_documents_exist(document):
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.stem)
 def test_files_named_in_documents_exist(document):
     text = document.read_text()
-    for path in re.findall(r"\]\(([^)#:]+)\)", text):
+    prose = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    for path in re.findall(r"\]\(([^)#:]+)\)", prose):
         assert (document.parent / path).exists(), path
     for path in re.findall(r"\b(?:constraints|examples|benchmarks)/[\w/.]*\w", text):
         assert (REPOSITORY / path).exists(), path
