@@ -11,12 +11,14 @@ from __future__ import annotations
 import atexit
 import hashlib
 import os
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from communicators.errors import (
+    CommunicationTimeoutError,
     CommunicatorError,
     MismatchError,
     build_shared_error,
@@ -56,6 +58,8 @@ class Agreement:
         self.sequence = 0
         self._pid = os.getpid()
         _open_agreements.append(self)
+        global _pid_of_first
+        _pid_of_first = _pid_of_first or self._pid
 
     def check(
         self,
@@ -139,6 +143,14 @@ class Agreement:
         return True
 
     # -- leaving ---
+
+    def _is_usable(self) -> bool:
+        try:
+            self._messenger.raise_if_asked(lambda: _LEAVING)
+        except CommunicationTimeoutError:
+            # The others have raised it long ago; here the program ends anyway.
+            return False
+        return not self._messenger.is_broken
 
     def _start_leaving(self) -> Any:
         words = _words(FINALIZE, digest_of(""), b"", False)
@@ -231,6 +243,7 @@ def _ranks(ranks: list[int]) -> str:
 # communicator that one rank's garbage collector took and another's did not would
 # leave the ranks with different sets here.
 _open_agreements: list[Agreement] = []
+_pid_of_first = 0
 
 
 def _leave() -> None:
@@ -241,7 +254,7 @@ def _leave() -> None:
     the agreements of all its communicators until the others leave as well, so each of
     their collectives fails at once with an error that says so.
     """
-    from communicators.transports.messages import is_finalized
+    from communicators.transports.messages import abort, has_given_up, is_finalized
     from communicators.transports.waiting import Backoff
 
     if is_finalized():
@@ -249,7 +262,7 @@ def _leave() -> None:
     waiting = {
         agreement: agreement._start_leaving()
         for agreement in _open_agreements
-        if agreement._pid == os.getpid() and not agreement._messenger.is_broken
+        if agreement._pid == os.getpid() and agreement._is_usable()
     }
     backoff = Backoff()
     while waiting:
@@ -262,11 +275,20 @@ def _leave() -> None:
             backoff = Backoff()
         else:
             backoff.pause()
+    if has_given_up():
+        # MPI cannot be finalised while a collective that some rank never joined is
+        # pending: without this the job would hang here.
+        sys.stderr.write(
+            "chainermn_ng: a rank gave up waiting for others earlier, so MPI cannot "
+            "be finalised; ending the job\n"
+        )
+        sys.stderr.flush()
+        abort(1)
 
 
 def _leave_at_exit() -> None:
-    # Only a process that used a communicator has the transports imported.
-    if any(agreement._pid == os.getpid() for agreement in _open_agreements):
+    # Only a process that used a communicator has MPI; a forked child only looks so.
+    if _pid_of_first == os.getpid():
         _leave()
 
 

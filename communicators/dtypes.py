@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -53,6 +54,7 @@ def check_fixed_size(dtype: np.dtype[Any], operation: str) -> None:
         )
 
 
+@functools.lru_cache(maxsize=256)
 def result_dtype(dtype: np.dtype[Any], op: str, operation: str) -> np.dtype[Any]:
     """Return the dtype of a reduction's result.
 

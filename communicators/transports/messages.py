@@ -109,6 +109,7 @@ class Messenger:
             CommunicationTimeoutError: some ranks did not come within ``timeout_s``;
                 the text names them. Raised on every rank that waits.
         """
+        self.raise_if_asked(describe)
         result, request = self.start_or(words)
         backoff = Backoff()
         next_listen = _LISTEN_EVERY_S
@@ -118,26 +119,35 @@ class Messenger:
             if waited < next_listen:
                 continue
             next_listen = waited + _LISTEN_EVERY_S
-            self._answer_if_asked(describe)
+            self.raise_if_asked(describe)
             if self.timeout_s is not None and waited > self.timeout_s:
                 self._raise_missing(describe(), waited)
         return result
 
-    def _answer_if_asked(self, describe: Callable[[], str]) -> None:
+    def _break(self) -> None:
+        self.is_broken = True
+        _given_up.append(self)
+
+    def raise_if_asked(self, describe: Callable[[], str]) -> None:
+        """Raise if another rank has given up waiting; tell it that this one lives.
+
+        Raises:
+            CommunicationTimeoutError: another rank's wait took longer than its limit.
+        """
         status = MPI.Status()
         if not self._control.Iprobe(MPI.ANY_SOURCE, _ASK_TAG, status):
             return
         asker = status.Get_source()
         text, waited = self._control.recv(source=asker, tag=_ASK_TAG)
         request = self._control.isend((self.rank, describe()), asker, _ANSWER_TAG)
-        self.is_broken = True
+        self._break()
         wait_all([request], _ANSWER_WAIT_S, describe)
         raise CommunicationTimeoutError(
             f"{describe()}: rank {asker} gave up in {text} after {waited:.0f} s"
         )
 
     def _raise_missing(self, text: str, waited: float) -> None:
-        self.is_broken = True
+        self._break()
         others = [rank for rank in range(self.size) if rank != self.rank]
         for rank in others:
             self._keep_alive.append(self._control.isend((text, waited), rank, _ASK_TAG))
@@ -261,6 +271,21 @@ class Messenger:
             requests += post_recv(self._data, data, status.Get_source(), 2 * tag + 2)
         wait_all(requests, self.timeout_s, describe)
         return header
+
+
+# Communicators on which a rank gave up waiting: their pending collectives keep MPI
+# from being finalised.
+_given_up: list[Messenger] = []
+
+
+def has_given_up() -> bool:
+    """Tell whether a wait on any communicator of this process was given up."""
+    return bool(_given_up)
+
+
+def abort(status: int) -> None:
+    """End all ranks of the job at once."""
+    MPI.COMM_WORLD.Abort(status)
 
 
 def is_finalized() -> bool:
