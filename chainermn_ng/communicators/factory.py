@@ -1,0 +1,62 @@
+"""Making communicators, and accepting what callers hand in as one."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import communicators
+from chainermn_ng.communicators.chainer_communicator import ChainerCommunicator
+from chainermn_ng.communicators.settings import warn_of_batched_copy
+
+
+def create_communicator(
+    communicator_name: str = "auto", mpi_comm: Any = None, **kwargs: Any
+) -> ChainerCommunicator:
+    """Create a communicator by name. Collective.
+
+    Args:
+        communicator_name: how gradients travel; see
+            :func:`communicators.known_communicators`.
+        mpi_comm: mpi4py communicator; by default all ranks of the job.
+        kwargs: options, among them ``allreduce_grad_dtype``, ``topology``,
+            ``bucket_bytes`` and ``timeout_s``; see
+            :func:`communicators.create_communicator`. ChainerMN's ``batched_copy``
+            is accepted with a warning.
+
+    Raises:
+        ValueError: an unknown name; the text lists the known ones.
+        TypeError: an option that the communicator does not have.
+        UnavailableError: something is missing on this machine.
+        TopologyError: it cannot work on this topology.
+    """
+    if kwargs.pop("batched_copy", None) is not None:
+        warn_of_batched_copy(stacklevel=3)
+    engine = communicators.create_communicator(communicator_name, mpi_comm, **kwargs)
+    return ChainerCommunicator(engine)
+
+
+@contextlib.contextmanager
+def engine_of(comm: Any) -> Iterator[communicators.CommunicatorBase]:
+    """Give the engine communicator of ``comm`` for the time of a ``with`` block.
+
+    Args:
+        comm: a communicator of this package, an engine communicator, or one of
+            mpi4py, for which an engine is made and released again (collective).
+
+    Raises:
+        TypeError: it is none of these.
+    """
+    if isinstance(comm, ChainerCommunicator):
+        yield comm.engine
+    elif isinstance(comm, communicators.CommunicatorBase):
+        yield comm
+    elif hasattr(comm, "Get_rank") and hasattr(comm, "Split"):
+        with communicators.create_communicator("naive", comm) as engine:
+            yield engine
+    else:
+        raise TypeError(
+            f"expected a communicator of chainermn_ng, of the package communicators, "
+            f"or of mpi4py; got {type(comm).__qualname__}"
+        )

@@ -1,0 +1,20 @@
+"""Data sets shared out between ranks."""
+
+from chainermn_ng.datasets.empty_dataset import create_empty_dataset
+from chainermn_ng.datasets.epochs import (
+    get_epoch_trigger,
+    get_n_iterations_for_one_epoch,
+)
+from chainermn_ng.datasets.scatter import DataSizeError, scatter_dataset, scatter_index
+from chainermn_ng.datasets.scattered_dataset import ScatteredDataset, padding_mask
+
+__all__ = [
+    "DataSizeError",
+    "ScatteredDataset",
+    "create_empty_dataset",
+    "get_epoch_trigger",
+    "get_n_iterations_for_one_epoch",
+    "padding_mask",
+    "scatter_dataset",
+    "scatter_index",
+]

@@ -1,0 +1,285 @@
+"""Sharing a data set out between the ranks."""
+
+from __future__ import annotations
+
+import operator
+import pickle
+import warnings
+from typing import Any
+
+import communicators
+import numpy as np
+from communicators.object_collectives import pickled
+
+from chainermn_ng.communicators import ChainerCommunicator
+from chainermn_ng.communicators.factory import engine_of
+from chainermn_ng.datasets.cutting import cut, is_in_memory
+from chainermn_ng.datasets.scattered_dataset import ScatteredDataset
+
+# Messages of a scatter in progress are told apart from those of the script by it.
+_TAG = 15_990
+_LARGE_BYTES = 64 * 1024 * 1024
+
+
+class DataSizeError(RuntimeError):
+    """A number of samples that cannot be shared out."""
+
+
+def scatter_dataset(
+    dataset: Any,
+    comm: Any,
+    root: int = 0,
+    shuffle: bool = False,
+    seed: int | None = None,
+    max_buf_len: int = 256 * 1024 * 1024,
+    *,
+    force_equal_length: bool = True,
+    in_memory: bool | None = None,
+) -> ScatteredDataset:
+    """Give each rank its shard of the data set of rank ``root``. Collective.
+
+    The shards are consecutive parts of the data set, or of its shuffled order, and
+    differ in length by one at most. For training they must be equally long, or the
+    ranks would take different numbers of steps; so by default the short ones repeat
+    their first sample at the end. The repeats are marked: ``n_padding`` of the result
+    counts them, and :func:`~chainermn_ng.create_multi_node_evaluator` leaves them out.
+
+    Only the shard travels, if the samples are in memory: see
+    :func:`~chainermn_ng.datasets.cutting.is_in_memory` for the kinds of data sets.
+    Others, which read or make a sample when it is asked for, travel as they are,
+    pickled, and each rank asks for its own samples only.
+
+    Args:
+        dataset: at ``root`` anything with a length and samples; ignored elsewhere.
+            With fewer samples than ranks some shards have padding only, or nothing;
+            an empty one gives empty shards on all ranks.
+        comm: communicator of this package, of the engine, or of mpi4py.
+        root: the rank that has the data set.
+        shuffle: share out in a random order.
+        seed: of that order, between 0 and 2**32 - 1, used at ``root``; ``None`` for
+            another one each time.
+        max_buf_len: bytes of one message at most.
+        force_equal_length: with ``False`` no sample is repeated and the shards'
+            lengths may differ. Right for validation, not for training.
+        in_memory: ``True`` cuts the samples out of any data set, reading each once,
+            at ``root``, now; right for a class of one's own that holds its samples in
+            memory and returns them unchanged. ``False`` sends any data set whole.
+
+    Returns:
+        ScatteredDataset: this rank's shard.
+
+    Raises:
+        TypeError: the data set has no length or cannot be pickled; on all ranks.
+        ValueError: a bad root, seed or ``max_buf_len``; on all ranks.
+        MismatchError: the ranks gave different arguments.
+    """
+    with engine_of(comm) as engine:
+        plan, error = None, None
+        try:
+            _check_root(root, engine.size)
+            if max_buf_len < 1:
+                raise ValueError(f"max_buf_len {max_buf_len}: expected 1 or more")
+            if engine.rank == root:
+                plan = _Plan(dataset, engine.size, shuffle, seed, force_equal_length)
+                plan.decide(in_memory)
+        except Exception as failure:
+            error = failure
+        details = f"root={root}, force_equal_length={force_equal_length}"
+        engine.agree("scatter_dataset", details, error=error)
+        if plan is not None:
+            shard = _send_shards(engine, plan, max_buf_len)
+        else:
+            shard = _receive_shard(engine, root)
+    if isinstance(comm, ChainerCommunicator):
+        comm.longest_shard = max(comm.longest_shard, len(shard))
+    return shard
+
+
+def scatter_index(
+    n_total_samples: int, comm: Any, root: int = 0, *, force_equal_length: bool = True
+) -> tuple[int, int]:
+    """Return this rank's part of a data set that all ranks have. Collective.
+
+    For data that every rank can read itself: nothing but the number travels. Use it
+    as ``chainer.datasets.SubDataset(dataset, begin, end, order)``, with the same
+    ``order`` on all ranks.
+
+    Args:
+        n_total_samples: number of samples; that of ``root`` counts.
+        comm: communicator of this package, of the engine, or of mpi4py.
+        root: see ``n_total_samples``.
+        force_equal_length: make all parts equally long; then neighbours overlap by
+            one sample where the number is not a multiple of the ranks. With
+            ``False`` no sample is in two parts.
+
+    Returns:
+        tuple: first index, and the one after the last.
+
+    Raises:
+        DataSizeError: the number is negative; on all ranks.
+        ValueError: a bad root; on all ranks.
+    """
+    with engine_of(comm) as engine:
+        error = None
+        try:
+            _check_root(root, engine.size)
+            n_samples = operator.index(n_total_samples) if engine.rank == root else 0
+        except (TypeError, ValueError) as failure:
+            error = failure
+        details = f"root={root}, force_equal_length={force_equal_length}"
+        engine.agree("scatter_index", details, error=error)
+        n_samples = engine.bcast_obj(n_samples, root=root)
+        rank, size = engine.rank, engine.size
+    if n_samples < 0:
+        raise DataSizeError(f"scatter_index: {n_samples} samples cannot be shared out")
+    if force_equal_length:
+        begin = n_samples * rank // size
+        return begin, begin + -(-n_samples // size)
+    return _exact_part(n_samples, size, rank)
+
+
+def _exact_part(n_samples: int, size: int, rank: int) -> tuple[int, int]:
+    """Return begin and end of a part; the first ones are longer by one if need be."""
+    least, n_longer = divmod(n_samples, size)
+    begin = rank * least + min(rank, n_longer)
+    return begin, begin + least + (rank < n_longer)
+
+
+class _Plan:
+    """At the root: which rank gets which samples, and in what form."""
+
+    def __init__(
+        self,
+        dataset: Any,
+        size: int,
+        shuffle: bool,
+        seed: int | None,
+        equal_length: bool,
+    ) -> None:
+        if dataset is None or not hasattr(dataset, "__len__"):
+            raise TypeError(
+                "scatter_dataset: expected a data set with a length at the root; got "
+                f"{type(dataset).__qualname__}"
+            )
+        self.dataset = dataset
+        self.size = size
+        self.n_samples = len(dataset)
+        self.equal_length = equal_length
+        self.order = np.arange(self.n_samples)
+        if shuffle:
+            self.order = np.random.RandomState(seed).permutation(self.n_samples)
+        self._whole: np.ndarray | None = None
+        self.cuts = False
+
+    def decide(self, in_memory: bool | None) -> None:
+        """Choose between cutting shards and sending the data set whole."""
+        self.cuts = is_in_memory(self.dataset) if in_memory is None else in_memory
+        if self.size == 1:
+            self.cuts = False
+        elif not self.cuts:
+            self._whole = _pickled(self.dataset)
+            if in_memory is None and self._whole.size > _LARGE_BYTES:
+                warnings.warn(
+                    f"scatter_dataset sends the whole {type(self.dataset).__name__} "
+                    f"({self._whole.size / 1e6:.0f} MB) to each of {self.size} ranks; "
+                    "if it holds its samples in memory, in_memory=True sends shards "
+                    "only (in_memory=False silences this)",
+                    stacklevel=3,
+                )
+
+    def shard(self, rank: int) -> tuple[Any, np.ndarray, np.ndarray, int]:
+        """Return base (``None``: the whole data set), positions, indices, padding."""
+        begin, end = _exact_part(self.n_samples, self.size, rank)
+        chosen = list(range(begin, end))
+        n_padding = 0
+        if self.equal_length:
+            n_padding = -(-self.n_samples // self.size) - len(chosen)
+            repeated = begin if chosen else rank % max(self.n_samples, 1)
+            chosen += [repeated] * n_padding
+        indices = self.order[chosen] if chosen else np.empty(0, np.int64)
+        indices = indices.astype(np.int64)
+        if not self.cuts:
+            return None, indices, indices, n_padding
+        n_own = max(len(chosen) - n_padding, min(n_padding, 1))
+        positions = np.arange(len(chosen)) % max(n_own, 1)
+        base = cut(self.dataset, indices[:n_own].tolist())
+        return base, positions, indices, n_padding
+
+    def parcels(self, rank: int) -> list[np.ndarray]:
+        """Return what travels to ``rank``, as bytes."""
+        parcels = [_pickled(self.shard(rank))]
+        return parcels if self._whole is None else [self._whole, *parcels]
+
+
+def _send_shards(
+    engine: communicators.CommunicatorBase, plan: _Plan, max_buf_len: int
+) -> ScatteredDataset:
+    error: Exception | None = None
+    shard = None
+    for rank in range(plan.size):
+        parcels = None
+        if error is None:
+            # One shard at a time is in memory twice.
+            try:
+                if rank == engine.rank:
+                    base, *rest = plan.shard(rank)
+                    base = base if plan.cuts else plan.dataset
+                    shard = ScatteredDataset(base, *rest)
+                    continue
+                parcels = plan.parcels(rank)
+            except Exception as failure:
+                error = failure
+        if rank == engine.rank:
+            continue
+        # The receiver learns from None that nothing comes.
+        sizes = None if parcels is None else [parcel.size for parcel in parcels]
+        engine.send_obj((sizes, max_buf_len), rank, _TAG)
+        for parcel in parcels or []:
+            for start in range(0, parcel.size, max_buf_len):
+                engine.send(parcel[start : start + max_buf_len], rank, _TAG)
+    engine.agree("scatter_dataset, shards", error=error)
+    assert shard is not None
+    return shard
+
+
+def _receive_shard(
+    engine: communicators.CommunicatorBase, root: int
+) -> ScatteredDataset:
+    error: Exception | None = None
+    shard = None
+    sizes, max_buf_len = engine.recv_obj(root, _TAG)
+    parcels = []
+    for size in sizes or []:
+        parcel = np.empty(size, np.uint8)
+        for start in range(0, size, max_buf_len):
+            parcel[start : start + max_buf_len] = engine.recv(root, _TAG)
+        parcels.append(parcel)
+    if sizes is not None:
+        try:
+            base, *rest = pickle.loads(parcels[-1])
+            base = base if len(parcels) == 1 else pickle.loads(parcels[0])
+            shard = ScatteredDataset(base, *rest)
+        except Exception as failure:
+            error = TypeError(
+                f"rank {engine.rank} cannot unpickle its shard "
+                f"({type(failure).__name__}: {failure})"
+            )
+    engine.agree("scatter_dataset, shards", error=error)
+    assert shard is not None
+    return shard
+
+
+def _pickled(obj: Any) -> np.ndarray:
+    try:
+        return pickled(obj, "scatter_dataset")
+    except TypeError as error:
+        raise TypeError(
+            f"{error}. Make it picklable (functions at module level, no open files), "
+            "or make the data set on every rank and share out indices with "
+            "scatter_index"
+        ) from error
+
+
+def _check_root(root: int, size: int) -> None:
+    if not 0 <= root < size:
+        raise ValueError(f"root {root}: no such rank; expected 0 to {size - 1}")

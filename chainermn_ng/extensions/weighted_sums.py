@@ -1,0 +1,78 @@
+"""Means of observations, weighted, over batches and ranks."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import chainer
+import communicators
+import numpy as np
+
+from chainermn_ng.communicators.parameters import to_host
+
+
+class WeightedSums:
+    """Sums of values and of their weights, by key.
+
+    What counts as an observation follows Chainer's ``DictSummary``: numbers,
+    zero-dimensional arrays and variables of them; a pair is a value with a weight of
+    its own. Other values are left out. Sums are in float64.
+    """
+
+    def __init__(self) -> None:
+        self._sums: dict[str, tuple[float, float]] = {}
+
+    def add(self, observation: dict[str, Any], weight: float) -> None:
+        """Add one batch's observation.
+
+        Args:
+            observation: key -> value, or ``(value, weight)``.
+            weight: for the values without one.
+
+        Raises:
+            ValueError: a weight that is no number.
+        """
+        for key, value in observation.items():
+            own_weight: float | None = weight
+            if isinstance(value, tuple):
+                value, own_weight = value[0], _as_float(value[1])
+                if own_weight is None:
+                    raise ValueError(f"the weight given to {key} is not a number")
+            number = _as_float(value)
+            # A zero weight must not turn an infinite value into NaN.
+            if number is not None and own_weight:
+                total, weights = self._sums.get(key, (0.0, 0.0))
+                self._sums[key] = total + number * own_weight, weights + own_weight
+
+    def mean_over_ranks(self, engine: communicators.CommunicatorBase) -> dict[str, Any]:
+        """Return the weighted mean of each key that some rank has. Collective.
+
+        Returns:
+            dict: key -> float, the same on all ranks; empty, with a warning on rank
+            0, if no rank has any.
+        """
+        merged: dict[str, tuple[float, float]] = {}
+        for sums in engine.allgather_obj(self._sums):
+            for key, (total, weight) in sums.items():
+                before = merged.get(key, (0.0, 0.0))
+                merged[key] = before[0] + total, before[1] + weight
+        if not merged and engine.rank == 0:
+            warnings.warn(
+                "the evaluation has no result: no rank had a sample to evaluate, or "
+                "nothing was reported",
+                stacklevel=4,
+            )
+        return {key: total / weight for key, (total, weight) in merged.items()}
+
+
+def _as_float(value: Any) -> float | None:
+    if isinstance(value, chainer.Variable):
+        value = value.array
+    value = to_host(value)
+    if np.isscalar(value) or getattr(value, "ndim", -1) == 0:
+        try:
+            return float(value)
+        except (TypeError, ValueError):
+            return None
+    return None

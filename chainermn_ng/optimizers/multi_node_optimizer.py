@@ -1,0 +1,356 @@
+"""A Chainer optimizer whose steps use the gradients of all ranks."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import chainer
+import numpy as np
+from chainer.serializer import Deserializer
+
+from chainermn_ng.communicators import ChainerCommunicator
+from chainermn_ng.communicators.model_sync import (
+    LinkAttributes,
+    settle_lazy_parameters,
+    synchronise_model,
+)
+from chainermn_ng.communicators.parameters import named_parameters
+from chainermn_ng.optimizers import optimizer_state
+
+_MAX_FORWARDS = 3
+
+
+def count_first_argument(*args: Any, **kwargs: Any) -> int:
+    """Return the length of the first argument of a loss function: its batch."""
+    for value in itertools.chain(args, kwargs.values()):
+        if hasattr(value, "__len__"):
+            return len(value)
+    raise TypeError(
+        "count_samples: no argument of the loss function has a length; give a "
+        "function of its arguments that returns the number of samples"
+    )
+
+
+class MultiNodeOptimizer:
+    """Wraps a Chainer optimizer; made by :func:`create_multi_node_optimizer`.
+
+    Attributes that are not its own are read from and set on the wrapped optimizer,
+    so it serves wherever that one does. Copies share the communicator.
+
+    Attributes:
+        actual_optimizer (chainer.Optimizer): the wrapped one.
+        communicator (ChainerCommunicator): whose ranks take part.
+        zero_fill (bool): give zeros to parameters for which no rank has a gradient.
+    """
+
+    _OWN = frozenset(
+        {
+            "actual_optimizer",
+            "communicator",
+            "zero_fill",
+            "_count_samples",
+            "_identity",
+            "_copied_from",
+            "_known",
+            "_lazy",
+            "_batch_is_checked",
+        }
+    )
+
+    def __init__(
+        self,
+        actual_optimizer: chainer.Optimizer,
+        communicator: ChainerCommunicator,
+        zero_fill: bool = True,
+        count_samples: Callable[..., int] | None = None,
+    ) -> None:
+        self.actual_optimizer = actual_optimizer
+        self.communicator = communicator
+        self.zero_fill = zero_fill
+        self._count_samples = count_samples
+        self._identity: str | None = communicator.new_optimizer_identity()
+        self._copied_from = ""
+        # Paths of the parameters when all ranks last had the same model; None: never.
+        self._known: tuple[str, ...] | None = None
+        # Those of them that no rank had given a shape yet.
+        self._lazy: tuple[str, ...] = ()
+        self._batch_is_checked = False
+
+    # -- a step ----------------------------------------------------------------------
+
+    def setup(self, link: chainer.Link) -> MultiNodeOptimizer:
+        """Set the model to optimize, as Chainer's optimizers do; return this wrapper.
+
+        Not collective. At the next :meth:`update` the model becomes the same on all
+        ranks.
+        """
+        self.actual_optimizer.setup(link)
+        self._known = None
+        return self
+
+    def update(self, lossfun: Any = None, *args: Any, **kwds: Any) -> None:
+        """Take one step with the average of all ranks' gradients. Collective.
+
+        With a loss function: make the model the same on all ranks if that has not
+        been done, compute the loss and the gradients on this rank's batch, average
+        them and let the wrapped optimizer take its step; its hooks see the average.
+        Before the first step all ranks get the parameters, persistent values and
+        optimizer state of rank 0, and each call is a real step. If the forward pass
+        gives parameters their shape and values, and these differ between ranks, they
+        are made equal and the forward pass runs once more.
+
+        Without one: the gradients are there already, from one or from several
+        backward passes (gradient accumulation: one reduction a step). Call
+        ``communicator.bcast_data(model)`` before the first backward pass, else the
+        first gradient may belong to weights that differ between ranks.
+
+        Args:
+            lossfun: as in Chainer; returns the loss.
+            args: positional arguments of ``lossfun``.
+            kwds: keyword arguments of ``lossfun``.
+
+        Raises:
+            MismatchError: the ranks are at different steps, in different optimizers,
+                or have different hyperparameters or models; raised on all ranks.
+                Neither weights nor gradients have been changed then.
+        """
+        if self._known is None or self._known != self._paths():
+            self._synchronise(has_gradients=lossfun is None)
+        if not self._batch_is_checked:
+            self._check_batch(args, kwds)
+        share = self._share(args, kwds)
+        if lossfun is not None:
+            self._compute_gradients(lossfun, args, kwds)
+        elif self._lazy and self._settle():
+            self._warn_of_first_gradient()
+        actual = self.actual_optimizer
+        self.communicator.multi_node_mean_grad(
+            actual.target,
+            self.zero_fill,
+            label=self._label("mean of the gradients"),
+            loss_scale=actual._loss_scale,
+            share=share,
+        )
+        actual.update(None)
+
+    def bcast_state(self, root: int = 0) -> None:
+        """Give all ranks the model and the optimizer of one. Collective.
+
+        Sends parameters, persistent values, the optimizer's state, step count and
+        hyperparameters. Call it after one rank alone has loaded a snapshot.
+
+        Args:
+            root: the rank that has them.
+        """
+        label = self._label("bcast_state", hyperparameters=False)
+        comm, actual = self.communicator, self.actual_optimizer
+        result = synchronise_model(comm.engine, actual.target, label, root=root)
+        state = None
+        if comm.rank == root:
+            state = optimizer_state.capture(actual, hyperparameters=True)
+        state = comm.bcast_obj(state, root=root)
+        if comm.rank != root:
+            optimizer_state.apply(actual, state)
+        self._known, self._lazy = self._paths(), result.lazy
+
+    def _compute_gradients(self, lossfun: Any, args: Any, kwds: Any) -> None:
+        actual = self.actual_optimizer
+        for n_left in reversed(range(_MAX_FORWARDS)):
+            before = LinkAttributes(actual.target) if self._lazy else None
+            loss = lossfun(*args, **kwds)
+            if before is None or not self._settle():
+                break
+            # The values that the loss was computed from are gone on some ranks.
+            if n_left == 0:
+                self._warn_of_first_gradient()
+                break
+            loss = None
+            before.restore()
+        if getattr(actual, "_use_cleargrads", True):
+            actual.target.cleargrads()
+        else:
+            actual.target.zerograds()
+        loss.backward(loss_scale=actual._loss_scale)
+
+    def _synchronise(self, has_gradients: bool) -> None:
+        comm, actual = self.communicator, self.actual_optimizer
+        label = self._label("synchronise the model", hyperparameters=False)
+        result = synchronise_model(
+            comm.engine, actual.target, label, compare=has_gradients
+        )
+        # A rank that alone has loaded a snapshot brings momentum and step count along.
+        state = optimizer_state.capture(actual, hyperparameters=False)
+        if len(set(comm.allgather_obj(optimizer_state.digest_of(state)))) > 1:
+            state = comm.bcast_obj(state, root=0)
+            if comm.rank != 0:
+                optimizer_state.apply(actual, state)
+        self._known, self._lazy = self._paths(), result.lazy
+        if result.differed:
+            self._warn_of_first_gradient()
+
+    def _settle(self) -> bool:
+        """Make newly initialised parameters equal; tell whether they differed."""
+        result = settle_lazy_parameters(
+            self.communicator.engine,
+            self.actual_optimizer.target,
+            self._lazy,
+            self._label("settle parameters that got their shape"),
+        )
+        self._lazy = result.lazy
+        return result.differed
+
+    def _share(self, args: Any, kwds: Any) -> float | None:
+        """Return this rank's part of all samples, if they are to be counted."""
+        if self._count_samples is None:
+            return None
+        comm = self.communicator
+        label = self._label("count the samples")
+        try:
+            n_samples = int(self._count_samples(*args, **kwds))
+            if n_samples < 0:
+                raise ValueError(f"count_samples returned {n_samples}")
+        except (TypeError, ValueError) as error:
+            comm.engine.agree(label, error=error)
+            raise
+        comm.engine.agree(label)
+        total = int(comm.allreduce(np.array(n_samples, np.int64)))
+        if total == 0:
+            raise ValueError(f"{label}: no rank has any")
+        return n_samples / total
+
+    # -- what the ranks compare, and tell ---------------------------------------------
+
+    def _paths(self) -> tuple[str, ...]:
+        return tuple(name for name, _ in named_parameters(self.target))
+
+    def _label(self, what: str, *, hyperparameters: bool = True) -> str:
+        actual = self.actual_optimizer
+        if self._identity is None:
+            # A copy counts from its first use: one rank may make copies that it
+            # only keeps.
+            self._identity = self.communicator.new_optimizer_identity(self._copied_from)
+        label = f"optimizer {self._identity} ({type(actual).__name__}), {what}"
+        if hyperparameters:
+            label += f" [{optimizer_state.describe_hyperparameters(actual)}]"
+        return label
+
+    def _warn_of_first_gradient(self) -> None:
+        if self.communicator.rank == 0:
+            warnings.warn(
+                "the weights differed between ranks when the first gradients were "
+                "computed; they are the same now, but this step's gradient is not "
+                "that of the common weights. Call communicator.bcast_data(model) "
+                "before the first backward pass",
+                stacklevel=4,
+            )
+
+    def _check_batch(self, args: Any, kwds: Any) -> None:
+        """Warn once if a batch holds samples of the local shard twice."""
+        self._batch_is_checked = True
+        comm = self.communicator
+        if comm.rank != 0 or not comm.longest_shard:
+            return
+        lengths = [
+            len(value)
+            for value in itertools.chain(args, kwds.values())
+            if getattr(value, "ndim", 0) > 0
+        ]
+        if lengths and lengths[0] > comm.longest_shard:
+            warnings.warn(
+                f"the local batch has {lengths[0]} samples but the local shard only "
+                f"{comm.longest_shard}: each step spans several epochs, and triggers "
+                f"by epoch are skipped. Use a batch of at most {comm.longest_shard} "
+                f"on each of the {comm.size} ranks",
+                stacklevel=3,
+            )
+
+    # -- standing in for the wrapped optimizer ----------------------------------------
+
+    def serialize(self, serializer: chainer.AbstractSerializer) -> None:
+        """Save or load the wrapped optimizer.
+
+        After loading, the next :meth:`update` makes model and optimizer the same on
+        all ranks again, so load on all ranks, or on rank 0 before the first step.
+        """
+        self.actual_optimizer.serialize(serializer)
+        if isinstance(serializer, Deserializer):
+            self._known = None
+
+    def __getattr__(self, name: str) -> Any:
+        if name in MultiNodeOptimizer._OWN or name.startswith("__"):
+            # While a copy is being made they are not there yet.
+            raise AttributeError(name)
+        return getattr(self.actual_optimizer, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in MultiNodeOptimizer._OWN:
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self.actual_optimizer, name, value)
+
+    def __copy__(self) -> MultiNodeOptimizer:
+        return self._with_actual(copy.copy(self.actual_optimizer))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> MultiNodeOptimizer:
+        return self._with_actual(copy.deepcopy(self.actual_optimizer, memo))
+
+    def _with_actual(self, actual: chainer.Optimizer) -> MultiNodeOptimizer:
+        twin = object.__new__(type(self))
+        twin.__dict__.update(self.__dict__)
+        twin.actual_optimizer = actual
+        twin._copied_from = self._identity or self._copied_from
+        twin._identity = None
+        return twin
+
+
+def create_multi_node_optimizer(
+    actual_optimizer: chainer.Optimizer,
+    communicator: ChainerCommunicator,
+    double_buffering: bool = False,
+    zero_fill: bool = True,
+    *,
+    count_samples: Callable[..., int] | None = None,
+) -> MultiNodeOptimizer:
+    """Make a Chainer optimizer work on all ranks together. Not collective itself.
+
+    All ranks must create the same optimizers in the same order: they are numbered,
+    so that a rank that skips a step of one is found and named.
+
+    Args:
+        actual_optimizer: any Chainer optimizer.
+        communicator: made by :func:`chainermn_ng.create_communicator`.
+        double_buffering: not available yet.
+        zero_fill: give a gradient of zeros to initialised parameters for which no
+            rank has a gradient; Chainer's own optimizers do that anyway. A gradient
+            that only some ranks lack always counts as zero.
+        count_samples: by default all ranks weigh the same, whatever their batches.
+            With a function of the loss function's arguments that returns the number
+            of samples in this rank's batch, the step is that of one process on all
+            of them, for a loss that is a mean over samples;
+            :func:`~chainermn_ng.optimizers.count_first_argument` is one. It costs
+            one small all-reduce a step. In a loop of one's own pass the batch as
+            ``optimizer.update(None, *batch)``.
+
+    Returns:
+        MultiNodeOptimizer: a stand-in for ``actual_optimizer``.
+
+    Raises:
+        TypeError: ``communicator`` takes no models.
+        NotImplementedError: double buffering was asked for.
+    """
+    if not isinstance(communicator, ChainerCommunicator):
+        raise TypeError(
+            "create_multi_node_optimizer: expected a communicator made by "
+            "chainermn_ng.create_communicator; got "
+            f"{type(communicator).__module__}.{type(communicator).__qualname__}"
+        )
+    if double_buffering:
+        raise NotImplementedError(
+            "create_multi_node_optimizer: double buffering is not available yet; "
+            "leave double_buffering out"
+        )
+    return MultiNodeOptimizer(actual_optimizer, communicator, zero_fill, count_samples)
