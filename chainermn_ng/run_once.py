@@ -6,8 +6,9 @@ import pickle
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import communicators
 from chainermn_ng.communicators.factory import engine_of
+
+import communicators
 
 Result = TypeVar("Result")
 

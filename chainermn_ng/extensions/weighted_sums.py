@@ -5,11 +5,12 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
+from chainermn_ng.communicators.parameters import to_host
+
 import chainer
-import communicators
 import numpy as np
 
-from chainermn_ng.communicators.parameters import to_host
+import communicators
 
 
 class WeightedSums:

@@ -69,9 +69,9 @@ def main():
     args = parser.parse_args()
     if args.smoke:
         args.epoch = 2
-    np.random.seed(args.seed)
 
     comm = chainermn_ng.create_communicator(args.communicator)
+    chainermn_ng.set_seed(args.seed, comm)
     gpu = comm.world_intra_rank
     device = chainer.get_device(f"@cupy:{gpu}" if args.gpu else "@numpy")
     device.use()
@@ -81,12 +81,10 @@ def main():
     optimizer = chainermn_ng.create_multi_node_optimizer(optimizer, comm)
     optimizer.setup(model)
 
-    # One rank of each host downloads while the others wait; then all find it there.
-    chainermn_ng.run_once_per_host(comm, lambda: load(args.dataset))
-    train, test = load(args.dataset)
+    # One rank of each host downloads, the others wait; then each gets its shard.
+    train, test = chainermn_ng.run_once_per_host(comm, load, args.dataset)
     train = chainermn_ng.scatter_dataset(train, comm, shuffle=True, seed=args.seed)
-    test = chainermn_ng.scatter_dataset(test, comm, force_equal_length=False)
-    # The batch of a step is divided among the ranks too.
+    test = chainermn_ng.scatter_dataset(test, comm)
     args.batchsize = max(args.batchsize // comm.size, 1)
     train_iter = chainer.iterators.SerialIterator(train, args.batchsize)
     test_iter = chainer.iterators.SerialIterator(
