@@ -24,7 +24,6 @@ import chainermn_ng
 import chainer
 import numpy as np
 from chainer import links as L
-
 from communicators import agreement
 
 EXAMPLES = pathlib.Path(__file__).resolve().parents[1] / "examples" / "mnist"

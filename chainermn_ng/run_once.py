@@ -6,9 +6,8 @@ import pickle
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from chainermn_ng.communicators.factory import engine_of
-
 import communicators
+from chainermn_ng.communicators.factory import engine_of
 
 Result = TypeVar("Result")
 

@@ -16,10 +16,10 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-from chainermn_ng.communicators.factory import engine_of
-
 import numpy as np
 from chainer.backends import cuda
+
+from chainermn_ng.communicators.factory import engine_of
 
 _SHARED = 0
 _PER_RANK = 1

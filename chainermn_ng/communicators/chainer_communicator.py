@@ -8,11 +8,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from chainermn_ng.communicators import gradients, identity, model_sync, settings
-
 import chainer
 
 import communicators
+from chainermn_ng.communicators import gradients, identity, model_sync, settings
 
 
 class ChainerCommunicator:

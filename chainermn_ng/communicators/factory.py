@@ -6,10 +6,9 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+import communicators
 from chainermn_ng.communicators.chainer_communicator import ChainerCommunicator
 from chainermn_ng.communicators.settings import warn_of_batched_copy
-
-import communicators
 
 
 def create_communicator(

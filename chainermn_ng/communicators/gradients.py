@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import chainer
+import numpy as np
+
+import communicators
 from chainermn_ng.communicators.parameters import (
     gradient_of,
     named_parameters,
     set_gradient,
 )
-
-import chainer
-import numpy as np
-
-import communicators
 
 
 def mean_gradients(

@@ -7,17 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import chainer
+import numpy as np
+
+import communicators
 from chainermn_ng.communicators.parameters import (
     digest_of_array,
     named_parameters,
     named_persistents,
     to_host,
 )
-
-import chainer
-import numpy as np
-
-import communicators
 from communicators import MismatchError
 
 

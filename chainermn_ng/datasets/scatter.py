@@ -7,15 +7,14 @@ import pickle
 import warnings
 from typing import Any
 
+import communicators
+import numpy as np
+from communicators.object_collectives import pickled
+
 from chainermn_ng.communicators import ChainerCommunicator
 from chainermn_ng.communicators.factory import engine_of
 from chainermn_ng.datasets.cutting import cut, is_in_memory
 from chainermn_ng.datasets.scattered_dataset import ScatteredDataset
-
-import numpy as np
-
-import communicators
-from communicators.object_collectives import pickled
 
 # Messages of a scatter in progress are told apart from those of the script by it.
 _TAG = 15_990

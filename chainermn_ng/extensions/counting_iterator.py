@@ -5,10 +5,10 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from chainermn_ng.datasets.scattered_dataset import padding_mask
-
 import chainer
 import numpy as np
+
+from chainermn_ng.datasets.scattered_dataset import padding_mask
 
 
 class CountingIterator(chainer.dataset.Iterator):

@@ -6,14 +6,14 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from chainermn_ng.communicators.factory import engine_of
-from chainermn_ng.extensions.counting_iterator import CountingIterator
-from chainermn_ng.extensions.weighted_sums import WeightedSums
-
 import chainer
 from chainer.dataset import convert
 from chainer.training import extensions
 from chainer.training.extensions import evaluator as chainer_evaluator
+
+from chainermn_ng.communicators.factory import engine_of
+from chainermn_ng.extensions.counting_iterator import CountingIterator
+from chainermn_ng.extensions.weighted_sums import WeightedSums
 
 
 def create_multi_node_evaluator(

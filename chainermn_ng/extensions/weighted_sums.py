@@ -5,12 +5,11 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-from chainermn_ng.communicators.parameters import to_host
-
 import chainer
+import communicators
 import numpy as np
 
-import communicators
+from chainermn_ng.communicators.parameters import to_host
 
 
 class WeightedSums:

@@ -8,6 +8,10 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import chainer
+import numpy as np
+from chainer.serializer import Deserializer
+
 from chainermn_ng.communicators import ChainerCommunicator
 from chainermn_ng.communicators.model_sync import (
     LinkAttributes,
@@ -16,10 +20,6 @@ from chainermn_ng.communicators.model_sync import (
 )
 from chainermn_ng.communicators.parameters import named_parameters
 from chainermn_ng.optimizers import optimizer_state
-
-import chainer
-import numpy as np
-from chainer.serializer import Deserializer
 
 _MAX_FORWARDS = 3
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
-from chainermn_ng.communicators.parameters import named_parameters, to_host
-
 import chainer
 import numpy as np
 from chainer import variable
+
+from chainermn_ng.communicators.parameters import named_parameters, to_host
 
 _LOSS_SCALE_ATTRIBUTES = (
     "_loss_scale",
