@@ -11,10 +11,9 @@ import subprocess
 import sys
 import tomllib
 
-import chainermn_ng
-
 import pytest
 
+import chainermn_ng
 import communicators
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[1]
