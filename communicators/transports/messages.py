@@ -24,9 +24,10 @@ ANY_SOURCE = MPI.ANY_SOURCE
 Words = np.ndarray[Any, np.dtype[np.uint64]]
 
 # Tags on the control communicator: a rank that has waited too long asks the others
-# where they are, and those that wait as well answer.
+# where they are, those that wait as well answer, and hear who is missing.
 _ASK_TAG = 1
 _ANSWER_TAG = 2
+_VERDICT_TAG = 3
 _ANSWER_WAIT_S = 2.0
 _LISTEN_EVERY_S = 0.25
 
@@ -138,38 +139,47 @@ class Messenger:
         if not self._control.Iprobe(MPI.ANY_SOURCE, _ASK_TAG, status):
             return
         asker = status.Get_source()
-        text, waited = self._control.recv(source=asker, tag=_ASK_TAG)
-        request = self._control.isend((self.rank, describe()), asker, _ANSWER_TAG)
+        self._control.recv(source=asker, tag=_ASK_TAG)
         self._break()
-        wait_all([request], _ANSWER_WAIT_S, describe)
-        raise CommunicationTimeoutError(
-            f"{describe()}: rank {asker} gave up in {text} after {waited:.0f} s"
-        )
+        self._keep_alive.append(self._control.isend(None, asker, _ANSWER_TAG))
+        # The asker's text names the ranks that are missing; all raise the same.
+        verdict = self._control.irecv(source=asker, tag=_VERDICT_TAG)
+        end = time.monotonic() + 2 * _ANSWER_WAIT_S
+        while time.monotonic() < end:
+            done, text = verdict.test()
+            if done:
+                raise CommunicationTimeoutError(text)
+            time.sleep(0.001)
+        self._keep_alive.append(verdict)
+        raise CommunicationTimeoutError(f"{describe()}: rank {asker} gave up waiting")
 
     def _raise_missing(self, text: str, waited: float) -> None:
         self._break()
-        others = [rank for rank in range(self.size) if rank != self.rank]
-        for rank in others:
-            self._keep_alive.append(self._control.isend((text, waited), rank, _ASK_TAG))
-        heard = {self.rank}
+        for rank in range(self.size):
+            if rank != self.rank:
+                request = self._control.isend(None, rank, _ASK_TAG)
+                self._keep_alive.append(request)
+        answered: set[int] = set()
+        asking = {self.rank}
         end = time.monotonic() + _ANSWER_WAIT_S
-        while time.monotonic() < end and len(heard) < self.size:
-            for tag in (_ANSWER_TAG, _ASK_TAG):
-                # A rank that asks itself at this moment waits too.
+        while time.monotonic() < end and len(answered | asking) < self.size:
+            # A rank that asks itself at this moment waits too.
+            for tag, heard in ((_ANSWER_TAG, answered), (_ASK_TAG, asking)):
                 status = MPI.Status()
                 if self._control.Iprobe(MPI.ANY_SOURCE, tag, status):
                     heard.add(status.Get_source())
                     self._control.recv(source=status.Get_source(), tag=tag)
             time.sleep(0.001)
-        missing = [rank for rank in range(self.size) if rank not in heard]
+        missing = sorted(set(range(self.size)) - answered - asking)
         who = (
             f"ranks {missing} of {self.size} did not come"
             if missing
-            else "all ranks wait, but not for the same"
+            else "all ranks wait, but not for the same operation"
         )
-        raise CommunicationTimeoutError(
-            f"{text}: {who} within {waited:.0f} s (timeout_s={self.timeout_s:g})"
-        )
+        verdict = f"{text}: {who} within {waited:.0f} s (timeout_s={self.timeout_s:g})"
+        requests = [self._control.isend(verdict, r, _VERDICT_TAG) for r in answered]
+        wait_all(requests, _ANSWER_WAIT_S, lambda: verdict)
+        raise CommunicationTimeoutError(verdict)
 
     def share(self, value: Any) -> list[Any]:
         """Give every rank the small values of all ranks, in rank order. Collective."""
