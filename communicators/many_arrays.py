@@ -154,7 +154,8 @@ class ManyArrays:
     def _plan(
         self, key: Any, union: list[bool], arrays: Sequence[Array | ArraySpec]
     ) -> list[Bucket]:
-        cache_key = (key, tuple(union), self._comm.bucket_bytes)
+        wire = self._comm.allreduce_grad_dtype
+        cache_key = (key, tuple(union), self._comm.bucket_bytes, wire)
         plan = self._plans.get(cache_key)
         if plan is None:
             if len(self._plans) >= _MAX_CACHED:
@@ -164,7 +165,7 @@ class ManyArrays:
                     (
                         index,
                         ArraySpec.of(array).n_elems,
-                        wire_dtype(array.dtype, self._comm.allreduce_grad_dtype),
+                        wire_dtype(array.dtype, wire),
                     )
                     for index, array in enumerate(arrays)
                     if union[index]
