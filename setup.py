@@ -65,6 +65,7 @@ setup(
         "chainer>=7.8.1",
         "mpi4py>=4",
         "numpy>=1.26",
+        "packaging>=22",
     ],
     extras_require=EXTRAS,
     zip_safe=False,
