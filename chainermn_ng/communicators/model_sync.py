@@ -18,6 +18,7 @@ from chainermn_ng.communicators.parameters import (
     to_host,
 )
 from communicators import MismatchError
+from communicators.array_collectives import check_root
 
 
 @dataclass(frozen=True)
@@ -73,16 +74,20 @@ def synchronise_model(
         compare: tell whether the values differed before.
 
     Raises:
-        MismatchError: the ranks' parameters differ in path, shape or dtype.
+        MismatchError: the ranks' parameters differ in path, shape or dtype, or the
+            ranks gave different roots.
+        ValueError: no such root; on all ranks.
     """
-    engine.agree(label, f"root={root}")
+    error = None
+    try:
+        check_root(root, engine.size, label)
+    except ValueError as failure:
+        error = failure
+    engine.agree(label, f"root={root}", error=error)
     parameters = dict(named_parameters(model))
     tables = engine.allgather_obj(_states(parameters.items(), compare))
     sources = choose_sources(tables, label, preferred=root)
-    differed = any(
-        len({table[i].digest for table in tables if table[i].shape is not None}) > 1
-        for i in range(len(parameters))
-    )
+    differed = bool(_different(tables))
     spread_parameters(engine, parameters, tables, sources, label)
     _spread_persistents(engine, model, root, label)
     lazy = tuple(name for name in parameters if name not in sources)
@@ -98,6 +103,8 @@ def settle_lazy_parameters(
     """Make parameters equal that a forward pass may just have given their shape.
 
     Collective, and cheap while no rank has initialised any: one small all-reduce.
+    When some rank has, all parameters are compared: Chainer's LSTM, for one, then
+    draws the values of parameters anew that had a shape before.
 
     Args:
         engine: the communicator.
@@ -109,19 +116,19 @@ def settle_lazy_parameters(
         SyncResult: what is still without a shape, and whether the ranks that had
         initialised the same parameter held different values.
     """
-    parameters = {k: p for k, p in named_parameters(model) if k in set(lazy)}
-    n_new = sum(p.is_initialized for p in parameters.values())
+    parameters = dict(named_parameters(model))
+    n_new = sum(parameters[name].is_initialized for name in lazy)
     engine.agree(label)
     if int(engine.allreduce(np.array(n_new, np.int64), op="max")) == 0:
         return SyncResult(tuple(lazy), False)
     tables = engine.allgather_obj(_states(parameters.items(), compare=True))
     sources = choose_sources(tables, label)
-    differed = any(
-        len({table[i].digest for table in tables if table[i].shape is not None}) > 1
-        for i in range(len(parameters))
-    )
+    still_lazy = tuple(name for name in parameters if name not in sources)
+    different = _different(tables)
+    missing = {s.name for table in tables for s in table if s.shape is None}
+    sources = {k: r for k, r in sources.items() if k in different or k in missing}
     spread_parameters(engine, parameters, tables, sources, label)
-    return SyncResult(tuple(k for k in parameters if k not in sources), differed)
+    return SyncResult(still_lazy, bool(different))
 
 
 def choose_sources(
@@ -192,6 +199,15 @@ def spread_parameters(
             names=chosen,
             label=label,
         )
+
+
+def _different(tables: Sequence[Sequence[ParameterState]]) -> set[str]:
+    """Return the paths whose values differ between the ranks that have any."""
+    return {
+        states[0].name
+        for states in zip(*tables, strict=True)
+        if len({state.digest for state in states if state.shape is not None}) > 1
+    }
 
 
 def _states(parameters: Any, compare: bool) -> list[ParameterState]:

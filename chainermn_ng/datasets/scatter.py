@@ -7,14 +7,15 @@ import pickle
 import warnings
 from typing import Any
 
-import communicators
 import numpy as np
-from communicators.object_collectives import pickled
 
+import communicators
 from chainermn_ng.communicators import ChainerCommunicator
 from chainermn_ng.communicators.factory import engine_of
 from chainermn_ng.datasets.cutting import cut, is_in_memory
 from chainermn_ng.datasets.scattered_dataset import ScatteredDataset
+from communicators.array_collectives import check_root
+from communicators.object_collectives import pickled
 
 # Messages of a scatter in progress are told apart from those of the script by it.
 _TAG = 15_990
@@ -76,7 +77,7 @@ def scatter_dataset(
     with engine_of(comm) as engine:
         plan, error = None, None
         try:
-            _check_root(root, engine.size)
+            check_root(root, engine.size, "scatter_dataset")
             if max_buf_len < 1:
                 raise ValueError(f"max_buf_len {max_buf_len}: expected 1 or more")
             if engine.rank == root:
@@ -122,7 +123,7 @@ def scatter_index(
     with engine_of(comm) as engine:
         error = None
         try:
-            _check_root(root, engine.size)
+            check_root(root, engine.size, "scatter_index")
             n_samples = operator.index(n_total_samples) if engine.rank == root else 0
         except (TypeError, ValueError) as failure:
             error = failure
@@ -278,8 +279,3 @@ def _pickled(obj: Any) -> np.ndarray:
             "or make the data set on every rank and share out indices with "
             "scatter_index"
         ) from error
-
-
-def _check_root(root: int, size: int) -> None:
-    if not 0 <= root < size:
-        raise ValueError(f"root {root}: no such rank; expected 0 to {size - 1}")

@@ -302,9 +302,16 @@ class MultiNodeOptimizer:
         twin = object.__new__(type(self))
         twin.__dict__.update(self.__dict__)
         twin.actual_optimizer = actual
-        twin._copied_from = self._identity or self._copied_from
-        twin._identity = None
+        twin._become_a_copy()
         return twin
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._become_a_copy()
+
+    def _become_a_copy(self) -> None:
+        self._copied_from = self._identity or self._copied_from
+        self._identity = None
 
 
 def create_multi_node_optimizer(
