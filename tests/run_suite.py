@@ -135,6 +135,11 @@ def newer_python() -> list[Command]:
     ]
 
 
+def docs() -> list[Command]:
+    """The documents build without a warning."""
+    return [Command(["make", "--no-print-directory", "docs", *make_variables()], 600)]
+
+
 PARTS: dict[str, Callable[[], list[Command]]] = {
     "lint": lint,
     "unit": unit,
@@ -143,13 +148,19 @@ PARTS: dict[str, Callable[[], list[Command]]] = {
     "ranks-4": ranks(4),
     "openmpi": open_mpi,
     "newer-python": newer_python,
+    "docs": docs,
 }
 
 
+def make_variables() -> list[str]:
+    """Return what the Makefile needs to put environments beside this one."""
+    return [f"VENV={sys.prefix}", f"PYTHON={sys.executable}"]
+
+
 def make(*goals: str) -> None:
-    """Build an environment by the Makefile, beside the one that runs this."""
+    """Build an environment by the Makefile."""
     subprocess.run(
-        ["make", "--no-print-directory", *goals, f"VENV={sys.prefix}"],
+        ["make", "--no-print-directory", *goals, *make_variables()],
         cwd=REPOSITORY,
         check=True,
         timeout=600,
