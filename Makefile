@@ -63,6 +63,7 @@ venv-newer: $(VENV_NEWER)/installed-newer
 
 # install: $(1) folder, $(2) python, $(3) extras. Old pips do not know
 # --build-constraint, so the environment's own pip is brought up to date first.
+# setuptools warns of every editable install, which would look like a fault here.
 # The stamp is written last: a broken install is tried again.
 define install
 	@$(2) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
@@ -70,7 +71,8 @@ define install
 	         "(other interpreter: make PYTHON=python3.12 ...)" >&2; exit 1; }
 	test -x $(1)/bin/pip || $(2) -m venv $(1)
 	$(1)/bin/python -m pip install --quiet --upgrade "pip>=25.3"
-	$(1)/bin/python -m pip install --quiet --build-constraint $(CONSTRAINTS) \
+	PYTHONWARNINGS=ignore $(1)/bin/python -m pip install --quiet \
+	    --build-constraint $(CONSTRAINTS) \
 	    --editable ".[$(3)]"
 	@touch $@
 endef
