@@ -110,7 +110,6 @@ class Messenger:
             CommunicationTimeoutError: some ranks did not come within ``timeout_s``;
                 the text names them. Raised on every rank that waits.
         """
-        self.raise_if_asked(describe)
         result, request = self.start_or(words)
         backoff = Backoff()
         next_listen = _LISTEN_EVERY_S
@@ -123,6 +122,9 @@ class Messenger:
             self.raise_if_asked(describe)
             if self.timeout_s is not None and waited > self.timeout_s:
                 self._raise_missing(describe(), waited)
+        # For a rank that comes late everything is complete at once, although the
+        # others have given it up.
+        self.raise_if_asked(describe)
         return result
 
     def _break(self) -> None:
@@ -177,8 +179,14 @@ class Messenger:
             else "all ranks wait, but not for the same operation"
         )
         verdict = f"{text}: {who} within {waited:.0f} s (timeout_s={self.timeout_s:g})"
-        requests = [self._control.isend(verdict, r, _VERDICT_TAG) for r in answered]
-        wait_all(requests, _ANSWER_WAIT_S, lambda: verdict)
+        # Those that come later than this find it waiting.
+        requests = {
+            rank: self._control.isend(verdict, rank, _VERDICT_TAG)
+            for rank in range(self.size)
+            if rank not in asking
+        }
+        self._keep_alive += requests.values()
+        wait_all([requests[r] for r in answered], _ANSWER_WAIT_S, lambda: verdict)
         raise CommunicationTimeoutError(verdict)
 
     def share(self, value: Any) -> list[Any]:

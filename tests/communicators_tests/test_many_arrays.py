@@ -1,0 +1,210 @@
+"""allreduce_arrays and bcast_arrays: what gradients and weights travel by."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from communicators_tests.conftest import TOPOLOGIES, create_or_refuse
+from helpers.ranks import assert_all_ranks
+
+from communicators import ArraySpec, MismatchError, create_communicator
+from communicators.registry import available_communicators
+
+parallel = pytest.mark.parallel([1, 2, 3, 4])
+AVERAGING = [name for name in available_communicators() if name != "dummy"]
+
+
+def gradients(rank: int) -> list[np.ndarray]:
+    """Return arrays of several dtypes, shapes and layouts, filled with rank + 1."""
+    return [
+        np.full((3, 4), rank + 1, "f4"),
+        np.asfortranarray(np.full((5, 2), rank + 1, "f8")),
+        np.full((6, 6), rank + 1, "f2")[::2, 1::3],
+        np.full((), rank + 1, "f4"),
+        np.empty((0, 3), "f4"),
+        np.full(1001, rank + 1, "f4").T,
+        np.full(2, rank + 1, "c8"),
+    ]
+
+
+@parallel
+@pytest.mark.parametrize("name", AVERAGING)
+@pytest.mark.parametrize("bucket_bytes", [0, 64, 4096, 1 << 22])
+def test_mean_is_written_in_place_with_dtypes_kept(name, bucket_bytes):
+    options = {} if name == "naive" else {"bucket_bytes": bucket_bytes}
+    with create_communicator(name, timeout_s=60, **options) as comm:
+        arrays = gradients(comm.rank)
+        dtypes = [array.dtype for array in arrays]
+        for _ in range(3):
+            for array in arrays:
+                array[...] = comm.rank + 1
+            out = comm.allreduce_arrays(arrays)
+            mean = (comm.size + 1) / 2
+            ok = all(a is b for a, b in zip(out, arrays, strict=True))
+            ok = ok and [array.dtype for array in arrays] == dtypes
+            ok = ok and all(np.allclose(array, mean, rtol=1e-3) for array in arrays)
+            assert_all_ranks(comm, ok, f"{arrays}")
+
+
+@parallel
+def test_dummy_packs_scales_and_sends_nothing():
+    with create_communicator("dummy") as comm:
+        arrays = gradients(comm.rank)
+        before = comm.sent_bytes
+        comm.allreduce_arrays(arrays)
+        own = (comm.rank + 1) / comm.size
+        ok = all(np.allclose(array, own, rtol=1e-3) for array in arrays)
+        assert_all_ranks(comm, ok and comm.sent_bytes == before, f"{arrays}")
+
+
+@pytest.mark.parallel([2, 3, 4])
+@pytest.mark.parametrize("name", AVERAGING)
+def test_mean_on_every_topology_is_the_same_bit_by_bit(name):
+    size = create_communicator("naive").size
+    for topology in TOPOLOGIES[size]:
+        try:
+            comm = create_or_refuse(name, topology)
+        except pytest.skip.Exception:
+            continue
+        with comm:
+            for n_elems in (1, 3, 7, 100_003):
+                random = np.random.RandomState(comm.rank)
+                array = random.randn(n_elems).astype("f4")
+                comm.allreduce_arrays([array])
+                bits = comm.mpi_comm.allgather(array.tobytes())
+                rows = [
+                    np.random.RandomState(r).randn(n_elems).astype("f4")
+                    for r in range(size)
+                ]
+                ok = np.allclose(array, np.mean(rows, axis=0), atol=1e-5)
+                ok = ok and len(set(bits)) == 1
+                assert_all_ranks(comm, ok, f"{name} on {topology}, {n_elems}")
+
+
+@parallel
+@pytest.mark.parametrize("wire", ["float16", "float32", "float64"])
+def test_the_wire_dtype_halves_or_doubles_the_bytes_and_arrays_keep_theirs(wire):
+    with create_communicator("flat", allreduce_grad_dtype=wire) as comm:
+        arrays = [np.full(64 * comm.size, 1.5 + comm.rank, d) for d in ("f4", "f8")]
+        comm.allreduce_arrays(arrays)
+        mean = 1.5 + (comm.size - 1) / 2
+        ok = [array.dtype.char for array in arrays] == ["f", "d"]
+        ok = ok and all((array == mean).all() for array in arrays)
+        assert_all_ranks(comm, ok, f"{arrays}")
+        n_wire = 2 * 64 * comm.size * np.dtype(wire).itemsize
+        expected = 2 * (comm.size - 1) * n_wire // comm.size
+        sent = comm.sent_bytes["world"]
+        assert_all_ranks(comm, sent == expected, f"{sent} instead of {expected}")
+
+
+@parallel
+@pytest.mark.parametrize("wire", [None, "float16"])
+def test_large_halves_stay_finite(wire):
+    with create_communicator("flat", allreduce_grad_dtype=wire) as comm:
+        array = np.full(10, 40000, "f2")
+        comm.allreduce_arrays([array])
+        ok = np.isfinite(array).all() and np.allclose(array, 40000, rtol=2e-3)
+        assert_all_ranks(comm, ok, f"{array}")
+
+
+@pytest.mark.parallel([2, 3])
+def test_an_array_that_some_ranks_lack_counts_as_zeros(comm):
+    if comm.name == "dummy":
+        pytest.skip("dummy does not average")
+    spec = ArraySpec((2, 2), np.dtype("f4"))
+    first = np.full((2, 2), 6.0, "f4") if comm.rank == 0 else spec
+    out = comm.allreduce_arrays(
+        [first, spec, np.ones(1)], names=["some", "none", "all"]
+    )
+    ok = out[0] is not None and (out[0] == 6 / comm.size).all()
+    ok = ok and out[0].dtype == "f4" and out[1] is None and out[2] is not None
+    assert_all_ranks(comm, ok, f"{out}")
+
+
+@pytest.mark.parallel([2, 3])
+@pytest.mark.parametrize(
+    ("change", "texts"),
+    [
+        ("shape", ["/l/W", "(3, 2)", "(3, 4)", "rank 1"]),
+        ("dtype", ["/l/W", "float32", "float64", "rank 1"]),
+        ("name", ["/l/W", "/l/V", "absent", "rank 1"]),
+        ("fewer", ["/l/b", "absent", "rank 1"]),
+        ("order", ["another order"]),
+        ("label", ["step 1", "step 2", "rank 1"]),
+    ],
+)
+def test_a_difference_names_the_array_and_the_ranks_and_changes_nothing(
+    flat, change, texts
+):
+    bad = flat.rank == 1
+    names = ["/l/W", "/l/b"]
+    arrays = [np.full((3, 2), flat.rank, "f4"), np.full(2, flat.rank, "f4")]
+    label = "step 1"
+    if bad and change == "shape":
+        arrays[0] = np.ones((3, 4), "f4")
+    elif bad and change == "dtype":
+        arrays[0] = arrays[0].astype("f8")
+    elif bad and change == "name":
+        names[0] = "/l/V"
+    elif bad and change == "fewer":
+        names, arrays = names[:1], arrays[:1]
+    elif bad and change == "order":
+        names, arrays = names[::-1], arrays[::-1]
+    elif bad and change == "label":
+        label = "step 2"
+    before = [array.copy() for array in arrays]
+    caught = ""
+    try:
+        flat.allreduce_arrays(arrays, names=names, label=label)
+    except MismatchError as error:
+        caught = str(error)
+    assert_all_ranks(flat, all(text in caught for text in texts), caught)
+    unchanged = all(map(np.array_equal, arrays, before))
+    assert_all_ranks(flat, unchanged, "changed in spite of the error")
+    flat.barrier()
+
+
+@pytest.mark.parallel([2])
+@pytest.mark.parametrize("case", ["read-only", "list", "int mean", "names", "max"])
+def test_arrays_that_cannot_be_reduced_raise_on_all(flat, case):
+    array: object = np.ones(2)
+    names = None
+    op = "mean"
+    if case == "int mean":
+        array = np.ones(2, "i4")
+    elif case == "max":
+        op, array = "max", ArraySpec((2,), np.dtype("f8"))
+    elif flat.rank == 1:
+        if case == "read-only":
+            array.flags.writeable = False  # type: ignore[attr-defined]
+        elif case == "list":
+            array = [1.0, 2.0]
+        elif case == "names":
+            names = ["a", "b"]
+    caught = None
+    try:
+        flat.allreduce_arrays([array], op, names=names)
+    except (TypeError, ValueError) as error:
+        caught = error
+    assert_all_ranks(flat, caught is not None, "no error")
+    flat.barrier()
+
+
+@parallel
+@pytest.mark.parametrize("root", [0, -1])
+def test_bcast_arrays_copies_into_any_layout(comm, root):
+    root = root % comm.size
+    arrays = [*gradients(comm.rank), np.array([comm.rank] * 3, "i8")[::-1]]
+    masks = np.array([comm.rank % 2 == 0, True])
+    comm.bcast_arrays([*arrays, masks], root=root)
+    ok = all((array == root + 1).all() for array in arrays[:-1])
+    ok = ok and (arrays[-1] == root).all() and masks[0] == (root % 2 == 0)
+    assert_all_ranks(comm, ok, f"{arrays}")
+
+
+@pytest.mark.parallel([2])
+def test_bcast_arrays_of_other_shapes_raise_on_all(flat):
+    array = np.ones(2 + flat.rank)
+    with pytest.raises(MismatchError, match=r"W: shape \(2,\) .* rank 0, shape \(3,\)"):
+        flat.bcast_arrays([array], names=["W"])
+    flat.barrier()

@@ -1,0 +1,129 @@
+"""Ranks that skip, leave, die or dawdle end the wait of the others: whole jobs."""
+
+from __future__ import annotations
+
+import pytest
+from helpers.jobs import run_job
+
+PRELUDE = """
+import os, signal, sys, time
+import numpy as np
+from communicators import CommunicatorError, create_communicator
+comm = create_communicator("flat", timeout_s={timeout_s})
+rank = comm.rank
+def report(call):
+    try:
+        call()
+    except CommunicatorError as error:
+        # One write a line, so that ranks do not mix.
+        os.write(1, f"[{{rank}}] {{type(error).__name__}}: {{error}}\\n".encode())
+"""
+
+
+def run(n_ranks: int, body: str, timeout_s: float = 30.0):
+    code = PRELUDE.format(timeout_s=timeout_s) + body
+    return run_job(n_ranks, ["-c", code], timeout_s=60)
+
+
+def test_a_rank_that_leaves_the_program_is_named_at_once():
+    job = run(
+        3,
+        """
+if rank != 1:
+    for _ in range(2):      # each of their collectives fails at once
+        report(lambda: comm.allreduce_obj(1))
+        report(lambda: comm.allreduce(np.ones(3)))
+""",
+    )
+    assert job.returncode == 0, job.output
+    assert job.stdout.count("rank 1: leaving the program") == 8, job.output
+    assert job.seconds < 20
+
+
+def test_all_ranks_leaving_together_is_silent():
+    job = run(3, "comm.barrier(); comm.split(rank % 2, 0)")
+    assert (job.returncode, job.stdout) == (0, ""), job.output
+
+
+def test_a_rank_that_does_not_come_is_named_after_the_time_limit():
+    job = run(
+        3,
+        """
+if rank == 1:
+    time.sleep(25)
+report(lambda: comm.bcast_obj("x"))
+""",
+        timeout_s=2.0,
+    )
+    assert job.returncode != 0, job.output
+    texts = [line for line in job.stdout.splitlines() if "Timeout" in line]
+    assert len(texts) >= 1, job.output
+    for text in texts:
+        assert "bcast_obj (collective 2): ranks [1] of 3 did not come" in text
+    assert job.seconds < 20, job.output
+
+
+def test_a_late_rank_hears_that_the_others_gave_up():
+    job = run(
+        2,
+        """
+if rank == 1:
+    time.sleep(6)
+report(comm.barrier)
+time.sleep(4)
+""",
+        timeout_s=1.0,
+    )
+    assert "[0] CommunicationTimeoutError: barrier" in job.stdout, job.output
+    assert "[1] CommunicationTimeoutError: barrier" in job.stdout, job.output
+    assert job.returncode != 0
+
+
+def test_a_message_that_never_comes_times_out():
+    job = run(2, "report(lambda: rank or comm.recv(1, tag=4))", timeout_s=1.0)
+    assert "recv on rank 0 from rank 1 (tag 4): nothing came" in job.stdout, job.output
+
+
+@pytest.mark.parametrize(
+    "call", ["allreduce(np.ones(100000))", "allgather_obj(1)", "barrier()"]
+)
+def test_a_killed_rank_ends_the_job(call):
+    job = run(
+        3,
+        f"""
+for step in range(10**6):
+    if rank == 1 and step == 50:
+        os.kill(os.getpid(), signal.SIGKILL)
+    comm.{call}
+""",
+    )
+    assert job.returncode != 0, job.output
+    assert job.seconds < 20, job.output
+
+
+def test_two_communicators_at_the_end_of_the_program():
+    job = run(
+        2,
+        """
+other = create_communicator("naive")
+if rank == 0:
+    report(lambda: other.allreduce_obj(1))
+    report(lambda: comm.allreduce_obj(1))
+""",
+    )
+    assert job.returncode == 0, job.output
+    assert job.stdout.count("rank 1: leaving the program") == 2, job.output
+
+
+def test_a_forked_child_leaves_quietly():
+    job = run(
+        2,
+        """
+pid = os.fork()
+if pid == 0:
+    sys.exit(0)
+os.waitpid(pid, 0)
+comm.barrier()
+""",
+    )
+    assert job.returncode == 0, job.output

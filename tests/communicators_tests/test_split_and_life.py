@@ -1,0 +1,143 @@
+"""Sub-groups, ranks on hosts, and the end of a communicator."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from helpers.ranks import assert_all_ranks
+from mpi4py import MPI
+
+from communicators import MismatchError, TopologyError, create_communicator
+
+
+@pytest.mark.parallel([4])
+def test_split_by_parity_inherits_settings_and_topology():
+    with create_communicator(
+        "multi_ring",
+        topology="2x2",
+        allreduce_grad_dtype="float16",
+        bucket_bytes=1000,
+        timeout_s=55,
+        n_chunks=3,
+    ) as comm:
+        part = comm.split(comm.rank % 2, comm.rank)
+        ok = part.size == 2 and part.rank == comm.rank // 2
+        ok = ok and type(part) is type(comm) and part.options["n_chunks"] == 3
+        ok = ok and part.allreduce_grad_dtype == np.float16
+        ok = ok and (part.bucket_bytes, part.timeout_s) == (1000, 55)
+        ok = ok and str(part.topology) == "2x1" and part.inter_size == 2
+        total = part.allreduce(np.array(comm.rank))
+        ok = ok and total == (2 if comm.rank % 2 == 0 else 4)
+        assert_all_ranks(comm, ok, f"{part.options} {total}")
+        part.finalize()
+
+
+@pytest.mark.parallel([4])
+@pytest.mark.parametrize("undefined", [None, MPI.UNDEFINED])
+def test_ranks_without_a_colour_join_none(comm, undefined):
+    part = comm.split(undefined if comm.rank == 2 else 0, -comm.rank)
+    if comm.rank == 2:
+        assert_all_ranks(comm, part is None)
+        return
+    order = {3: 0, 1: 1, 0: 2}
+    ok = part.size == 3 and part.rank == order[comm.rank]
+    ok = ok and part.allreduce(np.ones(1))[0] == 3
+    part.finalize()
+    assert_all_ranks(comm, ok)
+
+
+@pytest.mark.parallel([4])
+@pytest.mark.parametrize(
+    ("topology", "intra", "inter", "intra_sizes"),
+    [
+        ("a,a,b,b", [0, 1, 0, 1], [0, 0, 1, 1], [2, 2, 2, 2]),
+        ("a,b,a,b", [0, 0, 1, 1], [0, 1, 0, 1], [2, 2, 2, 2]),
+        ("a,a,a,b", [0, 1, 2, 0], [0, 0, 0, 1], [3, 3, 3, 1]),
+    ],
+)
+def test_ranks_follow_the_node_map(topology, intra, inter, intra_sizes):
+    with create_communicator("naive", topology=topology) as comm:
+        got = comm.allgather_obj((comm.intra_rank, comm.inter_rank, comm.intra_size))
+        expected = list(zip(intra, inter, intra_sizes, strict=True))
+        assert_all_ranks(comm, got == expected, f"{got}")
+
+
+@pytest.mark.parallel([4])
+def test_topology_from_the_environment(monkeypatch):
+    monkeypatch.setenv("CHAINERMN_NG_TOPOLOGY", "3+1")
+    with create_communicator("naive") as comm:
+        assert_all_ranks(comm, comm.topology.host_sizes == (3, 1))
+    with create_communicator("naive", topology="2x2") as comm:
+        assert_all_ranks(comm, comm.inter_size == 2)
+
+
+@pytest.mark.parallel([2, 4])
+def test_device_rank_is_unique_on_the_machine_also_after_split():
+    # All ranks of this test share one machine, whatever is pretended.
+    with create_communicator("naive", topology=f"{MPI.COMM_WORLD.size}x1") as comm:
+        part = comm.split(comm.rank % 2, 0)
+        numbers = comm.allgather_obj(part.world_intra_rank)
+        assert_all_ranks(comm, numbers == list(range(comm.size)), f"{numbers}")
+        part.finalize()
+
+
+@pytest.mark.parallel([3])
+def test_topologies_that_differ_between_ranks_raise_on_all():
+    rank = MPI.COMM_WORLD.rank
+    with pytest.raises(MismatchError, match=r"topology 1x3 on ranks 0, 2; .*3x1"):
+        create_communicator("naive", topology="3x1" if rank == 1 else "1x3")
+
+
+@pytest.mark.parallel([3])
+def test_a_wrong_topology_on_one_rank_raises_on_all():
+    rank = MPI.COMM_WORLD.rank
+    with pytest.raises(TopologyError, match=r"rank 1: .*describes 4 ranks"):
+        create_communicator("naive", topology="2x2" if rank == 1 else "1x3")
+
+
+@pytest.mark.parallel([4])
+@pytest.mark.parametrize("dims", ["2x2", (4,), (2, 2), "4x1"])
+def test_explicit_dims_work_on_unequal_hosts(dims):
+    with create_communicator("multi_ring", topology="3+1", dims=dims) as comm:
+        got = comm.allreduce(np.arange(7.0) + comm.rank)
+        ok = np.array_equal(got, 4 * np.arange(7.0) + 6)
+        assert_all_ranks(comm, ok, f"{got}")
+
+
+@pytest.mark.parallel([4])
+def test_dims_with_another_product_raise_on_all():
+    with pytest.raises(TopologyError, match="number of ranks, 4"):
+        create_communicator("multi_ring", dims="3x2")
+
+
+@pytest.mark.parallel([2])
+def test_dims_that_differ_between_ranks_raise_on_all():
+    rank = MPI.COMM_WORLD.rank
+    with pytest.raises(MismatchError, match="n_chunks"):
+        create_communicator("multi_ring", n_chunks=1 + rank)
+
+
+@pytest.mark.parallel([1, 2])
+def test_finalize_twice_and_after_an_exception(comm):
+    with pytest.raises(KeyError), create_communicator("flat"):
+        raise KeyError("not hidden by a collective")
+    comm.finalize()
+    comm.finalize()
+
+
+@pytest.mark.parallel([2])
+def test_many_short_lives_do_not_exhaust_mpi():
+    # An MPI has a few thousand communicators at most.
+    for _ in range(400):
+        with create_communicator("two_dimensional") as comm:
+            part = comm.split(0, comm.rank)
+            part.finalize()
+
+
+@pytest.mark.parallel([3])
+def test_agree_is_public_and_names_the_failed_rank(flat):
+    with pytest.raises(OSError, match="loading failed on rank 2: FileNotFoundError"):
+        flat.agree("loading", error=FileNotFoundError("x") if flat.rank == 2 else None)
+    with pytest.raises(MismatchError, match="epoch 1 on ranks 0, 2; epoch 2 on rank 1"):
+        flat.agree("evaluate", "epoch 2" if flat.rank == 1 else "epoch 1")
+    flat.agree("loading")
