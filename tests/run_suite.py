@@ -81,7 +81,7 @@ def pytest_command(
     On one rank these are the unmarked tests too. pytest is never left to start
     mpiexec itself, which mpi-pytest does once a test when run without it.
     """
-    argv = [python, "-m", "pytest", "-m", "parallel[match]", *tests]
+    argv = [python, "-m", "pytest", "--color=no", "-m", "parallel[match]", *tests]
     if keyword:
         argv += ["-k", keyword]
     if n_ranks > 1:
