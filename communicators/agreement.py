@@ -8,10 +8,7 @@ it at the same moment, exchange descriptions, and raise the same error.
 
 from __future__ import annotations
 
-import atexit
 import hashlib
-import os
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -33,8 +30,9 @@ Details = str | Sequence[tuple[str, str]]
 
 _ALL_BITS = np.uint64(0xFFFFFFFFFFFFFFFF)
 _MAX_DIFFERENCES = 5
-_LEAVING = "leaving the program"
+#: Labels of the end: of one communicator by all ranks, of a rank's program.
 FINALIZE = "finalize"
+LEAVING = "leaving the program"
 
 
 def digest_of(details: Details) -> bytes:
@@ -56,10 +54,6 @@ class Agreement:
     def __init__(self, messenger: Messenger) -> None:
         self._messenger = messenger
         self.sequence = 0
-        self._pid = os.getpid()
-        _open_agreements.append(self)
-        global _pid_of_first
-        _pid_of_first = _pid_of_first or self._pid
 
     def check(
         self,
@@ -135,32 +129,28 @@ class Agreement:
             + _difference_text(labels, [report[2] for report in reports], failures)
         )
 
-    def close(self) -> bool:
-        """Take it off the list of what leaving concerns; tell whether it was on it."""
-        if self not in _open_agreements:
-            return False
-        _open_agreements.remove(self)
-        return True
-
     # -- leaving ---
 
-    def _is_usable(self) -> bool:
+    def is_usable(self) -> bool:
+        """Tell whether no rank has given up waiting on this communicator."""
         try:
-            self._messenger.raise_if_asked(lambda: _LEAVING)
+            self._messenger.raise_if_asked(lambda: LEAVING)
         except CommunicationTimeoutError:
             # The others have raised it long ago; here the program ends anyway.
             return False
         return not self._messenger.is_broken
 
-    def _start_leaving(self) -> Any:
+    def start_leaving(self) -> Any:
+        """Begin the agreement on the end; return its result and MPI request."""
         words = _words(FINALIZE, digest_of(""), b"", False)
         return self._messenger.start_or(words)
 
-    def _finish_leaving(self, result: Any) -> bool:
+    def finish_leaving(self, result: Any) -> bool:
+        """Tell whether all ranks leave; if not, tell the others that this one does."""
         differs = (result[:_N_COMPARED] & result[_N_COMPARED:-1]) != 0
         if not (result[-1] or differs[:_N_CORE].any()):
             return True
-        self._messenger.share((self.sequence, _LEAVING, "", None))
+        self._messenger.share((self.sequence, LEAVING, "", None))
         return False
 
 
@@ -237,59 +227,3 @@ def _ranks(ranks: list[int]) -> str:
     if len(ranks) > 8:
         return f"{len(ranks)} ranks ({ranks[0]}, {ranks[1]}, ...)"
     return "ranks " + ", ".join(map(str, ranks))
-
-
-# Agreements whose ranks may still call collectives. Kept until finalize on purpose: a
-# communicator that one rank's garbage collector took and another's did not would
-# leave the ranks with different sets here.
-_open_agreements: list[Agreement] = []
-_pid_of_first = 0
-
-
-def _leave() -> None:
-    """Tell the other ranks that this one leaves the program.
-
-    Without it they would wait in their next collective for ever. Runs at exit, before
-    MPI is finalised (which waits for all ranks too). A rank that leaves takes part in
-    the agreements of all its communicators until the others leave as well, so each of
-    their collectives fails at once with an error that says so.
-    """
-    from communicators.transports.messages import abort, has_given_up, is_finalized
-    from communicators.transports.waiting import Backoff
-
-    if is_finalized():
-        return
-    waiting = {
-        agreement: agreement._start_leaving()
-        for agreement in _open_agreements
-        if agreement._pid == os.getpid() and agreement._is_usable()
-    }
-    backoff = Backoff()
-    while waiting:
-        done = [a for a, (_, request) in waiting.items() if request.Test()]
-        for agreement in done:
-            result, _ = waiting.pop(agreement)
-            if not agreement._finish_leaving(result):
-                waiting[agreement] = agreement._start_leaving()
-        if done:
-            backoff = Backoff()
-        else:
-            backoff.pause()
-    if has_given_up():
-        # MPI cannot be finalised while a collective that some rank never joined is
-        # pending: without this the job would hang here.
-        sys.stderr.write(
-            "chainermn_ng: a rank gave up waiting for others earlier, so MPI cannot "
-            "be finalised; ending the job\n"
-        )
-        sys.stderr.flush()
-        abort(1)
-
-
-def _leave_at_exit() -> None:
-    # Only a process that used a communicator has MPI; a forked child only looks so.
-    if _pid_of_first == os.getpid():
-        _leave()
-
-
-atexit.register(_leave_at_exit)

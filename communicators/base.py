@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
+from communicators import leaving
 from communicators.agreement import FINALIZE, Agreement, Details
 from communicators.array_collectives import ArrayCollectives
+from communicators.array_reductions import ArrayReductions
 from communicators.buckets import DEFAULT_BUCKET_BYTES, ArraySpec
 from communicators.dtypes import (
-    accumulation_dtype,
-    check_op,
     parse_wire_dtype,
-    result_dtype,
 )
 from communicators.errors import TopologyError, UnavailableError
+from communicators.local_rank import local_rank, remember_local_rank
 from communicators.many_arrays import ManyArrays
 from communicators.object_collectives import ObjectCollectives, ObjectOp
 from communicators.topology import Topology, pretended_from_environment
@@ -30,13 +29,6 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, np.dtype[Any]]
 
 DEFAULT_TIMEOUT_S = 600.0
-
-_JOB_LOCAL_RANK_VARIABLES = (
-    "MPI_LOCALRANKID",
-    "OMPI_COMM_WORLD_LOCAL_RANK",
-    "PMIX_LOCAL_RANK",
-    "SLURM_LOCALID",
-)
 
 
 class CommunicatorBase:
@@ -99,9 +91,11 @@ class CommunicatorBase:
         self.mpi_comm = messages.world() if mpi_comm is None else mpi_comm
         self._messenger = messages.Messenger(self.mpi_comm, timeout_s)
         self._agreement = Agreement(self._messenger)
-        self._progress = progress.Progress(timeout_s)
+        leaving.enter(self._agreement)
+        self._progress = progress.Progress(timeout_s, self._messenger.give_up)
         self._arrays = ArrayCollectives(self._messenger, self._agreement)
         self._objects = ObjectCollectives(self._messenger, self._agreement)
+        self._reductions = ArrayReductions(self, self._agreement)
         self._many = ManyArrays(self, self._agreement)
         self._groups: list[MpiTransport] = []
         self._n_started = 0
@@ -123,7 +117,7 @@ class CommunicatorBase:
     def _find_topology(self, wanted: Topology | str | Sequence[str] | None) -> Topology:
         messages, _ = _transports()
         real = Topology.from_names(messages.shared_memory_hosts(self.mpi_comm))
-        _remember_job_local_rank(
+        remember_local_rank(
             real, messages.world_ranks(self.mpi_comm), self.rank, messages.world()
         )
         if wanted is None and self.size == messages.world().Get_size():
@@ -185,7 +179,7 @@ class CommunicatorBase:
             CommunicatorError: the communicator does not span the job, and neither a
                 wider one nor the launcher has told.
         """
-        return _job_local_rank()
+        return local_rank()
 
     @property
     def options(self) -> dict[str, Any]:
@@ -384,14 +378,7 @@ class CommunicatorBase:
             kept, but as in NumPy the sum and product of bool are int64, and the mean
             of bool and integers is float64. Half precision is reduced in float32.
         """
-        is_tuple, prepared = self._prepare_reduction("allreduce", data, op)
-        results = []
-        for array, dtype in prepared:
-            flat = self._accumulator(array, dtype)
-            if flat.size:
-                self.all_reduce_flat(flat, op if op != "mean" else "sum")
-            results.append(self._finish(flat, array.shape, dtype, op))
-        return tuple(results) if is_tuple else results[0]
+        return self._reductions.allreduce(data, op)
 
     def reduce_scatter(self, data: Any, op: str = "sum") -> Any:
         """Reduce equal blocks over all ranks and keep this rank's block.
@@ -406,18 +393,7 @@ class CommunicatorBase:
         Cost: size-1 steps; each rank sends (size-1)/size * nbytes.
         Source: ring algorithm; Thakur, Rabenseifner and Gropp, IJHPCA 19(1), 2005.
         """
-        is_tuple, prepared = self._prepare_reduction(
-            "reduce_scatter", data, op, n_rows=self.size
-        )
-        ring = self.world_ring()
-        results = []
-        for array, dtype in prepared:
-            flat = self._accumulator(array, dtype)
-            kind = op if op != "mean" else "sum"
-            steps = ring.reduce_scatter(flat, kind, self.next_tag())
-            own = self.start_steps(steps).wait()
-            results.append(self._finish(own, array.shape[1:], dtype, op))
-        return tuple(results) if is_tuple else results[0]
+        return self._reductions.reduce_scatter(data, op)
 
     def barrier(self) -> None:
         """Return when all ranks have called it."""
@@ -558,8 +534,8 @@ class CommunicatorBase:
         """Leave together and free what MPI holds. Collective; safe to call twice."""
         messages, _ = _transports()
         if self._messenger.is_broken or messages.is_finalized():
-            self._agreement.close()
-        elif self._agreement.close():
+            leaving.close(self._agreement)
+        elif leaving.close(self._agreement):
             self.agree(FINALIZE)
             for group in self._groups:
                 group.finalize()
@@ -590,42 +566,6 @@ class CommunicatorBase:
         if not 0 <= tag < _MAX_TAG:
             raise ValueError(f"{operation}: tag {tag}: expected 0 to {_MAX_TAG - 1}")
 
-    def _prepare_reduction(
-        self, operation: str, data: Any, op: str, n_rows: int | None = None
-    ) -> tuple[bool, list[tuple[Array, np.dtype[Any]]]]:
-        from communicators.array_collectives import as_array_list
-
-        error = None
-        is_tuple, prepared = False, []
-        try:
-            check_op(op)
-            is_tuple, arrays = as_array_list(data, operation)
-            for array in arrays:
-                if n_rows is not None and array.shape[:1] != (n_rows,):
-                    raise ValueError(
-                        f"{operation}: shape {array.shape}; expected {n_rows} rows, "
-                        "one block per rank"
-                    )
-                prepared.append((array, result_dtype(array.dtype, op, operation)))
-        except (TypeError, ValueError) as failure:
-            error = failure
-        specs = [str(ArraySpec.of(array)) for array, _ in prepared]
-        self._agreement.check(operation, f"op={op}, {', '.join(specs)}", error=error)
-        return is_tuple, prepared
-
-    @staticmethod
-    def _accumulator(array: Array, dtype: np.dtype[Any]) -> Array:
-        flat = np.empty(array.size, accumulation_dtype(dtype))
-        np.copyto(flat.reshape(array.shape), array, casting="unsafe")
-        return flat
-
-    def _finish(
-        self, flat: Array, shape: tuple[int, ...], dtype: np.dtype[Any], op: str
-    ) -> Array:
-        if op == "mean":
-            flat = flat / self.size
-        return flat.astype(dtype, copy=False).reshape(shape)
-
 
 # Each tag makes two MPI tags, of which every MPI has at least 32767.
 _MAX_TAG = 16000
@@ -645,32 +585,3 @@ def _transports() -> tuple[Any, Any]:
             "pip install 'chainermn-ng[mpich]' brings both"
         ) from error
     return messages, progress
-
-
-_known_job_local_rank: int | None = None
-
-
-def _remember_job_local_rank(
-    hosts: Topology, members: list[int], rank: int, world: Any
-) -> None:
-    """Note this process's place on its host from a communicator that spans the job."""
-    global _known_job_local_rank
-    if _known_job_local_rank is None and len(members) == world.Get_size():
-        own = members[rank]
-        mates = [members[r] for r in hosts.ranks_of(hosts.inter_rank(rank))]
-        _known_job_local_rank = sorted(mates).index(own)
-
-
-def _job_local_rank() -> int:
-    if _known_job_local_rank is not None:
-        return _known_job_local_rank
-    for variable in _JOB_LOCAL_RANK_VARIABLES:
-        text = os.environ.get(variable, "")
-        if text.isdigit():
-            return int(text)
-    from communicators.errors import CommunicatorError
-
-    raise CommunicatorError(
-        "world_intra_rank: this communicator does not span the whole job, and the "
-        "launcher does not tell; create a communicator over all ranks first"
-    )

@@ -117,10 +117,7 @@ def _in_memory_of_its_own(grad: Any, taken: set[int]) -> Any:
     views that repeat one element to the input of a reduction.
     """
     memory = id(grad if grad.base is None else grad.base)
-    repeats = any(
-        stride == 0 and length > 1
-        for stride, length in zip(grad.strides, grad.shape, strict=True)
-    )
+    repeats = 0 in grad.strides and grad.size > 1
     writeable = getattr(grad.flags, "writeable", True)
     if memory in taken or repeats or not writeable:
         grad = grad.copy()

@@ -41,6 +41,8 @@ def named_persistents(model: chainer.Link) -> Iterator[tuple[str, chainer.Link, 
 
 def gradient_of(parameter: chainer.Parameter) -> Any:
     """Return the gradient array, or ``None``; also of unusual memory layouts."""
+    if parameter.layout is None:
+        return parameter.grad
     with variable._AllowArrayAccessWithNonstandardLayout():
         return parameter.grad
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 import pickle
-import warnings
 from typing import Any
 
 import numpy as np
@@ -12,14 +11,12 @@ import numpy as np
 import communicators
 from chainermn_ng.communicators import ChainerCommunicator
 from chainermn_ng.communicators.factory import engine_of
-from chainermn_ng.datasets.cutting import cut, is_in_memory
+from chainermn_ng.datasets.scatter_plan import ScatterPlan, exact_part
 from chainermn_ng.datasets.scattered_dataset import ScatteredDataset
 from communicators.array_collectives import check_root
-from communicators.object_collectives import pickled
 
 # Messages of a scatter in progress are told apart from those of the script by it.
 _TAG = 15_990
-_LARGE_BYTES = 64 * 1024 * 1024
 
 
 class DataSizeError(RuntimeError):
@@ -81,7 +78,9 @@ def scatter_dataset(
             if max_buf_len < 1:
                 raise ValueError(f"max_buf_len {max_buf_len}: expected 1 or more")
             if engine.rank == root:
-                plan = _Plan(dataset, engine.size, shuffle, seed, force_equal_length)
+                plan = ScatterPlan(
+                    dataset, engine.size, shuffle, seed, force_equal_length
+                )
                 plan.decide(in_memory)
         except Exception as failure:
             error = failure
@@ -136,84 +135,11 @@ def scatter_index(
     if force_equal_length:
         begin = n_samples * rank // size
         return begin, begin + -(-n_samples // size)
-    return _exact_part(n_samples, size, rank)
-
-
-def _exact_part(n_samples: int, size: int, rank: int) -> tuple[int, int]:
-    """Return begin and end of a part; the first ones are longer by one if need be."""
-    least, n_longer = divmod(n_samples, size)
-    begin = rank * least + min(rank, n_longer)
-    return begin, begin + least + (rank < n_longer)
-
-
-class _Plan:
-    """At the root: which rank gets which samples, and in what form."""
-
-    def __init__(
-        self,
-        dataset: Any,
-        size: int,
-        shuffle: bool,
-        seed: int | None,
-        equal_length: bool,
-    ) -> None:
-        if dataset is None or not hasattr(dataset, "__len__"):
-            raise TypeError(
-                "scatter_dataset: expected a data set with a length at the root; got "
-                f"{type(dataset).__qualname__}"
-            )
-        self.dataset = dataset
-        self.size = size
-        self.n_samples = len(dataset)
-        self.equal_length = equal_length
-        self.order = np.arange(self.n_samples)
-        if shuffle:
-            self.order = np.random.RandomState(seed).permutation(self.n_samples)
-        self._whole: np.ndarray | None = None
-        self.cuts = False
-
-    def decide(self, in_memory: bool | None) -> None:
-        """Choose between cutting shards and sending the data set whole."""
-        self.cuts = is_in_memory(self.dataset) if in_memory is None else in_memory
-        if self.size == 1:
-            self.cuts = False
-        elif not self.cuts:
-            self._whole = _pickled(self.dataset)
-            if in_memory is None and self._whole.size > _LARGE_BYTES:
-                warnings.warn(
-                    f"scatter_dataset sends the whole {type(self.dataset).__name__} "
-                    f"({self._whole.size / 1e6:.0f} MB) to each of {self.size} ranks; "
-                    "if it holds its samples in memory, in_memory=True sends shards "
-                    "only (in_memory=False silences this)",
-                    stacklevel=3,
-                )
-
-    def shard(self, rank: int) -> tuple[Any, np.ndarray, np.ndarray, int]:
-        """Return base (``None``: the whole data set), positions, indices, padding."""
-        begin, end = _exact_part(self.n_samples, self.size, rank)
-        chosen = list(range(begin, end))
-        n_padding = 0
-        if self.equal_length:
-            n_padding = -(-self.n_samples // self.size) - len(chosen)
-            repeated = begin if chosen else rank % max(self.n_samples, 1)
-            chosen += [repeated] * n_padding
-        indices = self.order[chosen] if chosen else np.empty(0, np.int64)
-        indices = indices.astype(np.int64)
-        if not self.cuts:
-            return None, indices, indices, n_padding
-        n_own = max(len(chosen) - n_padding, min(n_padding, 1))
-        positions = np.arange(len(chosen)) % max(n_own, 1)
-        base = cut(self.dataset, indices[:n_own].tolist())
-        return base, positions, indices, n_padding
-
-    def parcels(self, rank: int) -> list[np.ndarray]:
-        """Return what travels to ``rank``, as bytes."""
-        parcels = [_pickled(self.shard(rank))]
-        return parcels if self._whole is None else [self._whole, *parcels]
+    return exact_part(n_samples, size, rank)
 
 
 def _send_shards(
-    engine: communicators.CommunicatorBase, plan: _Plan, max_buf_len: int
+    engine: communicators.CommunicatorBase, plan: ScatterPlan, max_buf_len: int
 ) -> ScatteredDataset:
     error: Exception | None = None
     shard = None
@@ -268,14 +194,3 @@ def _receive_shard(
     engine.agree("scatter_dataset, shards", error=error)
     assert shard is not None
     return shard
-
-
-def _pickled(obj: Any) -> np.ndarray:
-    try:
-        return pickled(obj, "scatter_dataset")
-    except TypeError as error:
-        raise TypeError(
-            f"{error}. Make it picklable (functions at module level, no open files), "
-            "or make the data set on every rank and share out indices with "
-            "scatter_index"
-        ) from error

@@ -6,9 +6,9 @@ import warnings
 from typing import Any
 
 import chainer
-import communicators
 import numpy as np
 
+import communicators
 from chainermn_ng.communicators.parameters import to_host
 
 

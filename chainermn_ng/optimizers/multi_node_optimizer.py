@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -14,25 +13,15 @@ from chainer.serializer import Deserializer
 
 from chainermn_ng.communicators import ChainerCommunicator
 from chainermn_ng.communicators.model_sync import (
-    LinkAttributes,
     settle_lazy_parameters,
     synchronise_model,
 )
 from chainermn_ng.communicators.parameters import named_parameters
 from chainermn_ng.optimizers import optimizer_state
+from chainermn_ng.optimizers.link_attributes import LinkAttributes
+from chainermn_ng.optimizers.samples import warn_if_batch_exceeds_shard
 
 _MAX_FORWARDS = 3
-
-
-def count_first_argument(*args: Any, **kwargs: Any) -> int:
-    """Return the length of the first argument of a loss function: its batch."""
-    for value in itertools.chain(args, kwargs.values()):
-        if hasattr(value, "__len__"):
-            return len(value)
-    raise TypeError(
-        "count_samples: no argument of the loss function has a length; give a "
-        "function of its arguments that returns the number of samples"
-    )
 
 
 class MultiNodeOptimizer:
@@ -121,7 +110,8 @@ class MultiNodeOptimizer:
         if self._known is None or self._known != self._paths():
             self._synchronise(has_gradients=lossfun is None)
         if not self._batch_is_checked:
-            self._check_batch(args, kwds)
+            self._batch_is_checked = True
+            warn_if_batch_exceeds_shard(self.communicator, args, kwds)
         share = self._share(args, kwds)
         if lossfun is not None:
             self._compute_gradients(lossfun, args, kwds)
@@ -235,7 +225,9 @@ class MultiNodeOptimizer:
             self._identity = self.communicator.new_optimizer_identity(self._copied_from)
         label = f"optimizer {self._identity} ({type(actual).__name__}), {what}"
         if hyperparameters:
-            label += f" [{optimizer_state.describe_hyperparameters(actual)}]"
+            parameters = named_parameters(actual.target)
+            text = optimizer_state.describe_hyperparameters(actual, parameters)
+            label += f" [{text}]"
         return label
 
     def _warn_of_first_gradient(self) -> None:
@@ -246,26 +238,6 @@ class MultiNodeOptimizer:
                 "that of the common weights. Call communicator.bcast_data(model) "
                 "before the first backward pass",
                 stacklevel=4,
-            )
-
-    def _check_batch(self, args: Any, kwds: Any) -> None:
-        """Warn once if a batch holds samples of the local shard twice."""
-        self._batch_is_checked = True
-        comm = self.communicator
-        if comm.rank != 0 or not comm.longest_shard:
-            return
-        lengths = [
-            len(value)
-            for value in itertools.chain(args, kwds.values())
-            if getattr(value, "ndim", 0) > 0
-        ]
-        if lengths and lengths[0] > comm.longest_shard:
-            warnings.warn(
-                f"the local batch has {lengths[0]} samples but the local shard only "
-                f"{comm.longest_shard}: each step spans several epochs, and triggers "
-                f"by epoch are skipped. Use a batch of at most {comm.longest_shard} "
-                f"on each of the {comm.size} ranks",
-                stacklevel=3,
             )
 
     # -- standing in for the wrapped optimizer ----------------------------------------
@@ -312,52 +284,3 @@ class MultiNodeOptimizer:
     def _become_a_copy(self) -> None:
         self._copied_from = self._identity or self._copied_from
         self._identity = None
-
-
-def create_multi_node_optimizer(
-    actual_optimizer: chainer.Optimizer,
-    communicator: ChainerCommunicator,
-    double_buffering: bool = False,
-    zero_fill: bool = True,
-    *,
-    count_samples: Callable[..., int] | None = None,
-) -> MultiNodeOptimizer:
-    """Make a Chainer optimizer work on all ranks together. Not collective itself.
-
-    All ranks must create the same optimizers in the same order: they are numbered,
-    so that a rank that skips a step of one is found and named.
-
-    Args:
-        actual_optimizer: any Chainer optimizer.
-        communicator: made by :func:`chainermn_ng.create_communicator`.
-        double_buffering: not available yet.
-        zero_fill: give a gradient of zeros to initialised parameters for which no
-            rank has a gradient; Chainer's own optimizers do that anyway. A gradient
-            that only some ranks lack always counts as zero.
-        count_samples: by default all ranks weigh the same, whatever their batches.
-            With a function of the loss function's arguments that returns the number
-            of samples in this rank's batch, the step is that of one process on all
-            of them, for a loss that is a mean over samples;
-            :func:`~chainermn_ng.optimizers.count_first_argument` is one. It costs
-            one small all-reduce a step. In a loop of one's own pass the batch as
-            ``optimizer.update(None, *batch)``.
-
-    Returns:
-        MultiNodeOptimizer: a stand-in for ``actual_optimizer``.
-
-    Raises:
-        TypeError: ``communicator`` takes no models.
-        NotImplementedError: double buffering was asked for.
-    """
-    if not isinstance(communicator, ChainerCommunicator):
-        raise TypeError(
-            "create_multi_node_optimizer: expected a communicator made by "
-            "chainermn_ng.create_communicator; got "
-            f"{type(communicator).__module__}.{type(communicator).__qualname__}"
-        )
-    if double_buffering:
-        raise NotImplementedError(
-            "create_multi_node_optimizer: double buffering is not available yet; "
-            "leave double_buffering out"
-        )
-    return MultiNodeOptimizer(actual_optimizer, communicator, zero_fill, count_samples)

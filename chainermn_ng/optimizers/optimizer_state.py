@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from typing import Any
 
 import chainer
@@ -19,12 +20,18 @@ _LOSS_SCALE_ATTRIBUTES = (
 )
 
 
-def describe_hyperparameters(optimizer: chainer.Optimizer) -> str:
+def describe_hyperparameters(
+    optimizer: chainer.Optimizer, parameters: Iterable[tuple[str, chainer.Parameter]]
+) -> str:
     """Return what decides on the size of the next step, as a short text.
 
     Equal on two ranks only if they will take the same step: the step count, the loss
     scale, hyperparameters of the optimizer and of single parameters, and which
-    parameters are frozen.
+    parameters are frozen. Called at every step.
+
+    Args:
+        optimizer: set up on a model.
+        parameters: that model's, with their paths, in an order equal on all ranks.
     """
     parts = [f"t={optimizer.t}"]
     if optimizer._loss_scale is not None:
@@ -33,14 +40,16 @@ def describe_hyperparameters(optimizer: chainer.Optimizer) -> str:
     if hyperparam is not None:
         parts += _texts(hyperparam.get_dict())
     special = []
-    for name, parameter in named_parameters(optimizer.target):
+    for name, parameter in parameters:
         rule = parameter.update_rule
         if rule is None:
             continue
         if not rule.enabled:
             special.append(f"{name} frozen")
-        own = _own_values(rule.hyperparam)
-        special += [f"{name}.{text}" for text in _texts(own)]
+        # Beside the reference to the optimizer's, usually none.
+        if len(vars(rule.hyperparam)) > 1:
+            own = _own_values(rule.hyperparam)
+            special += [f"{name}.{text}" for text in _texts(own)]
     if len(special) > 3:
         digest = hashlib.blake2b(repr(special).encode(), digest_size=4).hexdigest()
         special = [f"{len(special)} settings of single parameters ({digest})"]

@@ -127,7 +127,8 @@ class Messenger:
         self.raise_if_asked(describe)
         return result
 
-    def _break(self) -> None:
+    def give_up(self) -> None:
+        """Note that a wait was given up: messages are pending that nobody awaits."""
         self.is_broken = True
         _given_up.append(self)
 
@@ -138,11 +139,15 @@ class Messenger:
             CommunicationTimeoutError: another rank's wait took longer than its limit.
         """
         status = MPI.Status()
-        if not self._control.Iprobe(MPI.ANY_SOURCE, _ASK_TAG, status):
+        # MPICH looks first and then makes progress, so a message that lies there
+        # already is found at the second look.
+        if not any(
+            self._control.Iprobe(MPI.ANY_SOURCE, _ASK_TAG, status) for _ in range(2)
+        ):
             return
         asker = status.Get_source()
         self._control.recv(source=asker, tag=_ASK_TAG)
-        self._break()
+        self.give_up()
         self._keep_alive.append(self._control.isend(None, asker, _ANSWER_TAG))
         # The asker's text names the ranks that are missing; all raise the same.
         verdict = self._control.irecv(source=asker, tag=_VERDICT_TAG)
@@ -156,7 +161,7 @@ class Messenger:
         raise CommunicationTimeoutError(f"{describe()}: rank {asker} gave up waiting")
 
     def _raise_missing(self, text: str, waited: float) -> None:
-        self._break()
+        self.give_up()
         for rank in range(self.size):
             if rank != self.rank:
                 request = self._control.isend(None, rank, _ASK_TAG)
@@ -234,7 +239,7 @@ class Messenger:
             if dest != self.rank:
                 self.sent_bytes += data.size
                 requests += post_send(self._data, data, dest, 0)
-        wait_all(requests, self.timeout_s, lambda: label)
+        self._wait(requests, lambda: label)
 
     # -- point to point ---
 
@@ -253,7 +258,7 @@ class Messenger:
         for data in parts:
             self.sent_bytes += data.size
             requests += post_send(self._data, data, dest, 2 * tag + 2)
-        wait_all(requests, self.timeout_s, describe)
+        self._wait(requests, describe)
 
     def receive(
         self, source: int, tag: int, allocate: Callable[[Any], list[Array]]
@@ -287,8 +292,16 @@ class Messenger:
         requests = []
         for data in allocate(header):
             requests += post_recv(self._data, data, status.Get_source(), 2 * tag + 2)
-        wait_all(requests, self.timeout_s, describe)
+        self._wait(requests, describe)
         return header
+
+    def _wait(self, requests: Sequence[Any], describe: Callable[[], str]) -> None:
+        try:
+            wait_all(requests, self.timeout_s, describe)
+        except CommunicationTimeoutError:
+            self._keep_alive += requests
+            self.give_up()
+            raise
 
 
 # Communicators on which a rank gave up waiting: their pending collectives keep MPI

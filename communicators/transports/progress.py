@@ -7,7 +7,7 @@ them, so chunks and buckets overlap without a thread.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, Protocol
 
 from communicators.errors import CommunicationTimeoutError
@@ -70,10 +70,12 @@ class Progress:
     Args:
         timeout_s: how long nothing at all may move while an operation is waited for,
             in seconds; ``None`` for no limit.
+        on_timeout: called before the error is raised.
     """
 
-    def __init__(self, timeout_s: float | None) -> None:
+    def __init__(self, timeout_s: float | None, on_timeout: Callable[[], None]) -> None:
         self.timeout_s = timeout_s
+        self._on_timeout = on_timeout
         self._in_flight: list[_Operation] = []
 
     def start(self, steps: Steps, label: str) -> Handle:
@@ -102,6 +104,7 @@ class Progress:
                 continue
             backoff.pause()
             if self.timeout_s is not None and backoff.waited_s > self.timeout_s:
+                self._on_timeout()
                 raise CommunicationTimeoutError(
                     f"{target.label}: a rank stopped in the middle of it; nothing "
                     f"came for {self.timeout_s:g} s"

@@ -119,11 +119,12 @@ def test_a_forked_child_leaves_quietly():
     job = run(
         2,
         """
-pid = os.fork()
-if pid == 0:
-    sys.exit(0)
-os.waitpid(pid, 0)
+import multiprocessing
+child = multiprocessing.get_context("fork").Process(target=sys.exit, args=(0,))
+child.start()
+child.join()
 comm.barrier()
+assert child.exitcode == 0
 """,
     )
     assert job.returncode == 0, job.output

@@ -1,0 +1,59 @@
+"""Making optimizers that work on all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import chainer
+
+from chainermn_ng.communicators import ChainerCommunicator
+from chainermn_ng.optimizers.multi_node_optimizer import MultiNodeOptimizer
+
+
+def create_multi_node_optimizer(
+    actual_optimizer: chainer.Optimizer,
+    communicator: ChainerCommunicator,
+    double_buffering: bool = False,
+    zero_fill: bool = True,
+    *,
+    count_samples: Callable[..., int] | None = None,
+) -> MultiNodeOptimizer:
+    """Make a Chainer optimizer work on all ranks together. Not collective itself.
+
+    All ranks must create the same optimizers in the same order: they are numbered,
+    so that a rank that skips a step of one is found and named.
+
+    Args:
+        actual_optimizer: any Chainer optimizer.
+        communicator: made by :func:`chainermn_ng.create_communicator`.
+        double_buffering: not available yet.
+        zero_fill: give a gradient of zeros to initialised parameters for which no
+            rank has a gradient; Chainer's own optimizers do that anyway. A gradient
+            that only some ranks lack always counts as zero.
+        count_samples: by default all ranks weigh the same, whatever their batches.
+            With a function of the loss function's arguments that returns the number
+            of samples in this rank's batch, the step is that of one process on all
+            of them, for a loss that is a mean over samples;
+            :func:`~chainermn_ng.optimizers.count_first_argument` is one. It costs
+            one small all-reduce a step. In a loop of one's own pass the batch as
+            ``optimizer.update(None, *batch)``.
+
+    Returns:
+        MultiNodeOptimizer: a stand-in for ``actual_optimizer``.
+
+    Raises:
+        TypeError: ``communicator`` takes no models.
+        NotImplementedError: double buffering was asked for.
+    """
+    if not isinstance(communicator, ChainerCommunicator):
+        raise TypeError(
+            "create_multi_node_optimizer: expected a communicator made by "
+            "chainermn_ng.create_communicator; got "
+            f"{type(communicator).__module__}.{type(communicator).__qualname__}"
+        )
+    if double_buffering:
+        raise NotImplementedError(
+            "create_multi_node_optimizer: double buffering is not available yet; "
+            "leave double_buffering out"
+        )
+    return MultiNodeOptimizer(actual_optimizer, communicator, zero_fill, count_samples)

@@ -1,0 +1,50 @@
+"""How many samples a batch has, and whether it fits the shard."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from chainermn_ng.communicators import ChainerCommunicator
+
+
+def count_first_argument(*args: Any, **kwargs: Any) -> int:
+    """Return the length of the first argument of a loss function: its batch."""
+    for value in itertools.chain(args, kwargs.values()):
+        if hasattr(value, "__len__"):
+            return len(value)
+    raise TypeError(
+        "count_samples: no argument of the loss function has a length; give a "
+        "function of its arguments that returns the number of samples"
+    )
+
+
+def warn_if_batch_exceeds_shard(
+    comm: ChainerCommunicator, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> None:
+    """Warn on rank 0 if a batch holds samples of the local shard twice.
+
+    Chainer's iterators then begin several epochs within one batch.
+
+    Args:
+        comm: knows the longest shard that was scattered through it.
+        args: positional arguments of the loss function: the batch.
+        kwargs: its keyword arguments.
+    """
+    if comm.rank != 0 or not comm.longest_shard:
+        return
+    lengths = [
+        len(value)
+        for value in itertools.chain(args, kwargs.values())
+        if getattr(value, "ndim", 0) > 0
+    ]
+    if lengths and lengths[0] > comm.longest_shard:
+        warnings.warn(
+            f"the local batch has {lengths[0]} samples but the local shard only "
+            f"{comm.longest_shard}: each step spans several epochs, and triggers "
+            f"by epoch are skipped. Use a batch of at most {comm.longest_shard} "
+            f"on each of the {comm.size} ranks",
+            stacklevel=4,
+        )

@@ -1,0 +1,75 @@
+"""Telling the other ranks that this one leaves the program.
+
+Without it they would wait in their next collective for ever.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+
+from communicators.agreement import Agreement
+
+# Agreements whose ranks may still call collectives. Kept until finalize on purpose: a
+# communicator that one rank's garbage collector took and another's did not would
+# leave the ranks with different sets here.
+_open: list[Agreement] = []
+_pid = 0
+
+
+def enter(agreement: Agreement) -> None:
+    """Note that the ranks of ``agreement`` must be told when this one leaves."""
+    global _pid
+    _pid = _pid or os.getpid()
+    _open.append(agreement)
+
+
+def close(agreement: Agreement) -> bool:
+    """Take back :func:`enter`; tell whether there was anything to take back."""
+    if agreement not in _open:
+        return False
+    _open.remove(agreement)
+    return True
+
+
+def leave() -> None:
+    """Meet the other ranks at the end of the program.
+
+    Runs at exit, before MPI is finalised (which waits for all ranks too). A rank that
+    leaves takes part in the agreements of all its communicators until the others
+    leave as well, so each of their collectives fails at once with an error that says
+    so.
+    """
+    # A process without communicators has no MPI; a forked child only looks as if.
+    if _pid != os.getpid():
+        return
+    from communicators.transports.messages import abort, has_given_up, is_finalized
+    from communicators.transports.waiting import Backoff
+
+    if is_finalized():
+        return
+    waiting = {a: a.start_leaving() for a in _open if a.is_usable()}
+    backoff = Backoff()
+    while waiting:
+        done = [a for a, (_, request) in waiting.items() if request.Test()]
+        for agreement in done:
+            result, _ = waiting.pop(agreement)
+            if not agreement.finish_leaving(result):
+                waiting[agreement] = agreement.start_leaving()
+        if done:
+            backoff = Backoff()
+        else:
+            backoff.pause()
+    if has_given_up():
+        # MPI cannot be finalised while a collective that some rank never joined is
+        # pending: without this the job would hang here.
+        sys.stderr.write(
+            "chainermn_ng: a rank gave up waiting for others earlier, so MPI cannot "
+            "be finalised; ending the job\n"
+        )
+        sys.stderr.flush()
+        abort(1)
+
+
+atexit.register(leave)
