@@ -1,0 +1,108 @@
+"""End the whole job when one rank meets an exception that nobody catches.
+
+Without this, the other ranks wait in their next collective for ever
+(chainer/chainermn#236). ``import chainermn_ng`` installs the hook. It acts only in jobs
+of more than one rank, only in the ranks themselves (not in worker processes), and not
+in interactive sessions.
+
+Environment variables:
+
+- ``CHAINERMN_NG_ABORT_ON_EXCEPTION=0`` turns it off.
+- ``CHAINERMN_FORCE_ABORT_ON_EXCEPTION``, ChainerMN's, turns it on again if not empty;
+  it is on anyway.
+
+``sys.exit(n)`` is no uncaught exception: Python runs no hook for it. Ranks started by
+``python -m chainermn_ng`` end the job then, too; without that launcher the others see
+that a rank has left at their next collective.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import traceback
+from types import TracebackType
+from typing import Any
+
+from chainermn_ng import job_control
+
+__all__ = ["add_hook"]
+
+KEYBOARD_INTERRUPT_STATUS = 130  # 128 + SIGINT, as shells have it
+
+_previous_except_hook: Any = None
+_previous_threading_hook: Any = None
+
+
+def enabled() -> bool:
+    """Tell whether an uncaught exception shall end the job (see the module)."""
+    if os.environ.get("CHAINERMN_FORCE_ABORT_ON_EXCEPTION"):
+        return True
+    value = os.environ.get("CHAINERMN_NG_ABORT_ON_EXCEPTION", "1")
+    return value.strip().lower() not in ("0", "false", "no", "off", "")
+
+
+def _is_interactive() -> bool:
+    # A typing error at the prompt of ``python -i`` is no reason to kill the job.
+    return hasattr(sys, "ps1") or bool(sys.flags.interactive)
+
+
+def end_job_for(error_type: type[BaseException], value: BaseException | None) -> None:
+    """End the job for an uncaught exception, whose traceback is printed already."""
+    if not enabled() or _is_interactive():
+        return
+    status = (
+        KEYBOARD_INTERRUPT_STATUS if issubclass(error_type, KeyboardInterrupt) else 1
+    )
+    text = "".join(traceback.format_exception_only(error_type, value)).strip()
+    job_control.end_job(status, f"uncaught {text}")
+
+
+def _except_hook(
+    error_type: type[BaseException],
+    value: BaseException,
+    trace: TracebackType | None,
+) -> None:
+    try:
+        _previous_except_hook(error_type, value, trace)
+    except Exception:
+        # A broken hook of the user's must neither hide the error nor keep the job.
+        traceback.print_exc()
+        sys.__excepthook__(error_type, value, trace)
+    finally:
+        end_job_for(error_type, value)
+
+
+def _threading_hook(args: Any) -> None:
+    try:
+        _previous_threading_hook(args)
+    except Exception:
+        traceback.print_exc()
+        threading.__excepthook__(args)
+    finally:
+        # As in Python itself, a thread may leave by SystemExit.
+        if not issubclass(args.exc_type, SystemExit):
+            end_job_for(args.exc_type, args.exc_value)
+
+
+def add_hook() -> None:
+    """Install the hook behind ``sys.excepthook`` and ``threading.excepthook``.
+
+    The hooks that are installed now are called first, so the traceback is printed once,
+    in the way the user (or a test runner) has chosen. Calling this again is harmless.
+    Also reinstalls the hook where somebody has replaced it since.
+    """
+    global _previous_except_hook, _previous_threading_hook
+    if sys.excepthook is not _except_hook:
+        _previous_except_hook = sys.excepthook
+        sys.excepthook = _except_hook
+    if threading.excepthook is not _threading_hook:
+        _previous_threading_hook = threading.excepthook
+        threading.excepthook = _threading_hook
+
+
+def _add_hook_if_enabled() -> None:
+    """ChainerMN's name for what ``import chainermn_ng`` does: install unless off."""
+    if enabled():
+        add_hook()
