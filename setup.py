@@ -66,6 +66,7 @@ setup(
         "mpi4py>=4",
         "numpy>=1.26",
         "packaging>=22",
+        "threadpoolctl>=3.1",
     ],
     extras_require=EXTRAS,
     zip_safe=False,

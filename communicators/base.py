@@ -66,6 +66,8 @@ class CommunicatorBase:
     Attributes:
         name: the name in the registry.
         device_types: the kinds of arrays that it takes.
+        real_host: number of the machine that this rank runs on, never pretended;
+            counts the hosts of this communicator.
     """
 
     name: str = ""
@@ -117,6 +119,7 @@ class CommunicatorBase:
     def _find_topology(self, wanted: Topology | str | Sequence[str] | None) -> Topology:
         messages, _ = _transports()
         real = Topology.from_names(messages.shared_memory_hosts(self.mpi_comm))
+        self.real_host = real.inter_rank(self.rank)
         remember_local_rank(
             real, messages.world_ranks(self.mpi_comm), self.rank, messages.world()
         )

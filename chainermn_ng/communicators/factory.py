@@ -9,12 +9,16 @@ from typing import Any
 import communicators
 from chainermn_ng.communicators.chainer_communicator import ChainerCommunicator
 from chainermn_ng.communicators.settings import warn_of_batched_copy
+from chainermn_ng.threads import share_cores
 
 
 def create_communicator(
     communicator_name: str = "auto", mpi_comm: Any = None, **kwargs: Any
 ) -> ChainerCommunicator:
     """Create a communicator by name. Collective.
+
+    A communicator over the whole job also divides the cores of each host among its
+    ranks (see :mod:`chainermn_ng.threads`).
 
     Args:
         communicator_name: how gradients travel; see
@@ -34,6 +38,8 @@ def create_communicator(
     if kwargs.pop("batched_copy", None) is not None:
         warn_of_batched_copy(stacklevel=3)
     engine = communicators.create_communicator(communicator_name, mpi_comm, **kwargs)
+    if mpi_comm is None:
+        share_cores(engine)
     return ChainerCommunicator(engine)
 
 
