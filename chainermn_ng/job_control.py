@@ -12,6 +12,10 @@ import time
 _SIZE_VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 _RANK_VARIABLES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
 
+# mpiexec kills the ranks as soon as it hears of an abort, and throws away what it has
+# not read of their output by then: in 1 of 10 jobs the traceback was lost.
+_OUTPUT_S = 0.5
+
 # Children that a rank forks inherit everything that makes it a rank, and must never
 # end the job: this module is imported early, in the rank itself.
 _pid = os.getpid()
@@ -94,6 +98,7 @@ def end_job(status: int, reason: str) -> None:
             f"job with status {status}: {reason}\n"
         )
     flush_output()
+    time.sleep(_OUTPUT_S)
     if running:
         sys.modules["mpi4py.MPI"].COMM_WORLD.Abort(status)
     # MPI has not started here. Starting it now could wait for ever for ranks that never

@@ -196,7 +196,7 @@ def main():
     worker.start()
     worker.join()
     comm.barrier()
-    print("worker ended with", worker.exitcode)
+    sys.stdout.write(f"worker ended with {{worker.exitcode}}\\n")
 
 if __name__ == "__main__":
     main()
@@ -218,7 +218,7 @@ command = [sys.executable, "-c", "import chainermn_ng; raise ValueError('child')
 status = subprocess.run(command).returncode
 from mpi4py import MPI
 MPI.COMM_WORLD.barrier()
-print("child ended with", status)
+sys.stdout.write(f"child ended with {status}\\n")
 """
     result = run(code)
     assert result.returncode == 0, result.output
