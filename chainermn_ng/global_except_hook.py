@@ -33,6 +33,7 @@ KEYBOARD_INTERRUPT_STATUS = 130  # 128 + SIGINT, as shells have it
 
 _previous_except_hook: Any = None
 _previous_threading_hook: Any = None
+_running = threading.local()
 
 
 def enabled() -> bool:
@@ -64,6 +65,12 @@ def _except_hook(
     value: BaseException,
     trace: TracebackType | None,
 ) -> None:
+    if getattr(_running, "is_inside", False):
+        # Somebody's hook, installed after ours, calls ours; and since ``add_hook`` was
+        # called once more, ours calls theirs.
+        sys.__excepthook__(error_type, value, trace)
+        return
+    _running.is_inside = True
     try:
         _previous_except_hook(error_type, value, trace)
     except Exception:
@@ -71,16 +78,22 @@ def _except_hook(
         traceback.print_exc()
         sys.__excepthook__(error_type, value, trace)
     finally:
+        _running.is_inside = False
         end_job_for(error_type, value)
 
 
 def _threading_hook(args: Any) -> None:
+    if getattr(_running, "is_inside", False):
+        threading.__excepthook__(args)
+        return
+    _running.is_inside = True
     try:
         _previous_threading_hook(args)
     except Exception:
         traceback.print_exc()
         threading.__excepthook__(args)
     finally:
+        _running.is_inside = False
         # As in Python itself, a thread may leave by SystemExit.
         if not issubclass(args.exc_type, SystemExit):
             end_job_for(args.exc_type, args.exc_value)

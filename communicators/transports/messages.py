@@ -315,7 +315,9 @@ def has_given_up() -> bool:
 
 
 def abort(status: int) -> None:
-    """End all ranks of the job at once."""
+    """End all ranks of the job."""
+    # MPICH's mpiexec kills the ranks before it has read what they wrote last.
+    time.sleep(0.5)
     MPI.COMM_WORLD.Abort(status)
 
 

@@ -111,6 +111,34 @@ chainermn_ng.global_except_hook.add_hook()
     assert "uncaught ValueError: broken" in result.stderr, result.output
 
 
+def test_hooks_that_call_each_other_end():
+    # Theirs calls ours; add_hook, called once more, makes ours call theirs.
+    code = """
+theirs_calls = sys.excepthook
+def hook(*error):
+    theirs_calls(*error)
+sys.excepthook = hook
+chainermn_ng.global_except_hook.add_hook()
+"""
+    failure = "raise ValueError('broken')"
+    assert_ended(run(code + PEER_WAITS.format(failure=failure)))
+
+
+@pytest.mark.parametrize("call", ["allreduce_obj(1)", "barrier()", "bcast_obj(1)"])
+def test_sys_exit_without_the_launcher_ends_the_job(call):
+    result = run(
+        f"""
+comm = chainermn_ng.create_communicator("naive")
+if comm.rank == 1:
+    sys.exit(3)
+comm.{call}
+"""
+    )
+    assert result.returncode != 0, result.output
+    assert result.seconds < LIMIT_S, result.output
+    assert "rank 1: leaving the program" in result.stderr, result.output
+
+
 def test_failing_hook_of_the_user_hides_nothing():
     code = """
 def hook(*args):
