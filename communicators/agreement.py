@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 #: What a collective works on: a text, or ``(name, description)`` of each array.
 Details = str | Sequence[tuple[str, str]]
 
-_ALL_BITS = np.uint64(0xFFFFFFFFFFFFFFFF)
 _MAX_DIFFERENCES = 5
+_DIGEST_OF_NOTHING = hashlib.blake2b(b"", digest_size=16).digest()
 #: Labels of the end: of one communicator by all ranks, of a rank's program.
 FINALIZE = "finalize"
 LEAVING = "leaving the program"
@@ -37,6 +37,8 @@ LEAVING = "leaving the program"
 
 def digest_of(details: Details) -> bytes:
     """Return 16 bytes that tell ``details`` apart, the same on all ranks."""
+    if not details:
+        return _DIGEST_OF_NOTHING
     text = details if isinstance(details, str) else repr(list(details))
     return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
@@ -88,14 +90,14 @@ class Agreement:
             raise CommunicatorError(
                 f"{label}: this communicator is unusable after an earlier time-out"
             )
-        words = _words(label, digest or digest_of(details), bits, error is not None)
-        result = self._messenger.bitwise_or(words, lambda: self._describe(label))
-        differs = (result[:_N_COMPARED] & result[_N_COMPARED:-1]) != 0
-        if result[-1] or differs[:_N_CORE].any():
+        header = _header(label, digest or digest_of(details), bits, error is not None)
+        result = self._messenger.bitwise_or(header, lambda: self._describe(label))
+        difference = _difference(result)
+        if difference & _CORE:
             self._raise_difference(label, details, error)
         if presence is None:
             return None
-        if not differs[_N_CORE:].any():
+        if not difference:
             return list(presence)
         return self._union(label, presence)
 
@@ -103,11 +105,10 @@ class Agreement:
         return f"{label} (collective {self.sequence})"
 
     def _union(self, label: str, presence: Sequence[bool]) -> list[bool]:
-        packed = np.packbits(np.asarray(presence, bool))
-        words = np.zeros(-(-packed.size // 8), np.uint64)
-        words.view(np.uint8)[: packed.size] = packed
-        result = self._messenger.bitwise_or(words, lambda: self._describe(label))
-        flags = np.unpackbits(result.view(np.uint8), count=len(presence))
+        bits = np.packbits(np.asarray(presence, bool)).tobytes()
+        bits += bytes(-len(bits) % 8)
+        result = self._messenger.bitwise_or(bits, lambda: self._describe(label))
+        flags = np.unpackbits(np.frombuffer(result, np.uint8), count=len(presence))
         return list(flags.astype(bool))
 
     def _raise_difference(
@@ -142,33 +143,42 @@ class Agreement:
 
     def start_leaving(self) -> Any:
         """Begin the agreement on the end; return its result and MPI request."""
-        words = _words(FINALIZE, digest_of(""), b"", False)
-        return self._messenger.start_or(words)
+        return self._messenger.start_or(_header(FINALIZE, digest_of(""), b"", False))
 
-    def finish_leaving(self, result: Any) -> bool:
+    def finish_leaving(self, result: bytearray) -> bool:
         """Tell whether all ranks leave; if not, tell the others that this one does."""
-        differs = (result[:_N_COMPARED] & result[_N_COMPARED:-1]) != 0
-        if not (result[-1] or differs[:_N_CORE].any()):
+        if not _difference(result) & _CORE:
             return True
         self._messenger.share((self.sequence, LEAVING, "", None))
         return False
 
 
-# digest of the label (1 word), of the details (2), of the presence bits (1). Each word
-# travels with its complement: the ORs of both share a bit where two ranks differ.
-_N_CORE = 3
-_N_COMPARED = 4
+# What is compared: digests of the label (8 bytes), the details (16) and the presence
+# bits (8). It travels with its complement: the ORs of both share a bit where two ranks
+# differ. Then 8 bytes of which one bit says that a rank has failed.
+_N_COMPARED = 32
+_COMPLEMENT = (1 << (8 * _N_COMPARED)) - 1
+# All of that but the presence bits, which may differ: in little-endian numbers the
+# last 8 bytes are the highest.
+_CORE = (1 << (8 * (_N_COMPARED - 8))) - 1
 
 
-def _words(label: str, digest: bytes, bits: bytes, failed: bool) -> Any:
+def _header(label: str, digest: bytes, bits: bytes, failed: bool) -> bytes:
     head = hashlib.blake2b(label.encode(), digest_size=8).digest()
-    tail = hashlib.blake2b(bits, digest_size=8).digest()
-    compared = np.frombuffer(head + digest + tail, np.uint64)
-    words = np.empty(2 * _N_COMPARED + 1, np.uint64)
-    words[:_N_COMPARED] = compared
-    words[_N_COMPARED:-1] = compared ^ _ALL_BITS
-    words[-1] = failed
-    return words
+    tail = hashlib.blake2b(bits, digest_size=8).digest() if bits else bytes(8)
+    compared = head + digest + tail
+    complement = int.from_bytes(compared, "little") ^ _COMPLEMENT
+    flag = b"\1" + bytes(7) if failed else bytes(8)
+    return compared + complement.to_bytes(_N_COMPARED, "little") + flag
+
+
+def _difference(result: bytearray) -> int:
+    """Return non-zero if the ranks differ; bits below ``_CORE`` are grave."""
+    if any(result[2 * _N_COMPARED :]):
+        return _CORE
+    ones = int.from_bytes(result[:_N_COMPARED], "little")
+    zeros = int.from_bytes(result[_N_COMPARED : 2 * _N_COMPARED], "little")
+    return ones & zeros
 
 
 def _failure_text(label: str, failures: dict[int, tuple[str, str]]) -> str:

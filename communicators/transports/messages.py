@@ -21,8 +21,6 @@ from communicators.transports.waiting import Backoff, wait_all
 
 ANY_SOURCE = MPI.ANY_SOURCE
 
-Words = np.ndarray[Any, np.dtype[np.uint64]]
-
 # Tags on the control communicator: a rank that has waited too long asks the others
 # where they are, those that wait as well answer, and hear who is missing.
 _ASK_TAG = 1
@@ -98,24 +96,28 @@ class Messenger:
 
     # -- control ---
 
-    def start_or(self, words: Words) -> tuple[Words, Any]:
-        """Begin the bit-wise OR of ``words`` over all ranks; return result, request."""
-        result = np.empty_like(words)
+    def start_or(self, bits: bytes) -> tuple[bytearray, Any]:
+        """Begin the bit-wise OR of ``bits`` over all ranks; return result, request.
+
+        Args:
+            bits: a multiple of 8 bytes, the same number on all ranks.
+        """
+        result = bytearray(len(bits))
         request = self._control.Iallreduce(
-            [words, MPI.UINT64_T], [result, MPI.UINT64_T], MPI.BOR
+            [bits, MPI.UINT64_T], [result, MPI.UINT64_T], MPI.BOR
         )
-        # The library reads ``words`` until the request completes.
-        self._keep_alive = [words, result, request]
+        # The library reads ``bits`` until the request completes.
+        self._keep_alive = [bits, result, request]
         return result, request
 
-    def bitwise_or(self, words: Words, describe: Callable[[], str]) -> Words:
-        """Return the bit-wise OR of ``words`` (uint64, same length on all ranks).
+    def bitwise_or(self, bits: bytes, describe: Callable[[], str]) -> bytearray:
+        """Return the bit-wise OR of ``bits`` over all ranks (see :meth:`start_or`).
 
         Raises:
             CommunicationTimeoutError: some ranks did not come within ``timeout_s``;
                 the text names them. Raised on every rank that waits.
         """
-        result, request = self.start_or(words)
+        result, request = self.start_or(bits)
         backoff = Backoff()
         next_listen = _LISTEN_EVERY_S
         while not request.Test():
@@ -143,13 +145,13 @@ class Messenger:
         Raises:
             CommunicationTimeoutError: another rank's wait took longer than its limit.
         """
-        status = MPI.Status()
         # MPICH looks first and then makes progress, so a message that lies there
         # already is found at the second look.
-        if not any(
-            self._control.Iprobe(MPI.ANY_SOURCE, _ASK_TAG, status) for _ in range(2)
-        ):
+        probe = self._control.Iprobe
+        if not (probe(MPI.ANY_SOURCE, _ASK_TAG) or probe(MPI.ANY_SOURCE, _ASK_TAG)):
             return
+        status = MPI.Status()
+        self._control.Probe(MPI.ANY_SOURCE, _ASK_TAG, status)
         asker = status.Get_source()
         self._control.recv(source=asker, tag=_ASK_TAG)
         self.give_up()
