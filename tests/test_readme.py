@@ -21,7 +21,7 @@ DOCUMENTS = [
     REPOSITORY / "CONTRIBUTING.md",
     *sorted((REPOSITORY / "docs" / "source").rglob("*.md")),
 ]
-_DIFF = re.compile(r"(?<=```diff\n).*?(?=```)", re.DOTALL)
+_DIFF = re.compile(r"(?<=```diff\n).*?(?=^```$)", re.DOTALL | re.MULTILINE)
 _BLOCK = re.compile(r"```(?:sh|text|)\n(.*?)```|`(make [^`]*)`", re.DOTALL)
 
 
@@ -63,6 +63,17 @@ def test_files_named_in_documents_exist(document):
         assert (document.parent / path).exists(), path
     for path in re.findall(r"\b(?:constraints|examples|benchmarks)/[\w/.]*\w", text):
         assert (REPOSITORY / path).exists(), path
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.stem)
+def test_every_code_block_is_closed(document):
+    is_open = False
+    for line in document.read_text().splitlines():
+        if line.startswith("```"):
+            # What opens a block may name a language; what closes one may not.
+            assert not (is_open and line.strip("`")), line
+            is_open = not is_open
+    assert not is_open
 
 
 def test_first_screen_has_the_commands():
