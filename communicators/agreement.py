@@ -18,6 +18,7 @@ from communicators.errors import (
     CommunicationTimeoutError,
     CommunicatorError,
     MismatchError,
+    UnavailableError,
     build_shared_error,
     shared_type_name,
 )
@@ -141,6 +142,10 @@ class Agreement:
             return False
         return not self._messenger.is_broken
 
+    def announce_leaving(self) -> None:
+        """Tell ranks that wait for a message from this one that it leaves."""
+        self._messenger.announce_leaving()
+
     def start_leaving(self) -> Any:
         """Begin the agreement on the end; return its result and MPI request."""
         return self._messenger.start_or(_header(FINALIZE, digest_of(""), b"", False))
@@ -151,6 +156,37 @@ class Agreement:
             return True
         self._messenger.share((self.sequence, LEAVING, "", None))
         return False
+
+
+def meet_once(
+    mpi_comm: Any, timeout_s: float | None, label: str, error: BaseException | None
+) -> None:
+    """Agree on ``label`` before there is a communicator to agree on. Collective.
+
+    Args:
+        mpi_comm: mpi4py communicator; ``None`` for MPI's world.
+        timeout_s: limit of the wait, in seconds; ``None`` for none.
+        label: must be equal on all ranks.
+        error: raised on all ranks; as it is where it came up.
+
+    Raises:
+        UnavailableError: mpi4py cannot be imported.
+        MismatchError, TypeError, ...: as in :meth:`Agreement.check`.
+    """
+    try:
+        from communicators.transports import messages
+    except ImportError as failure:
+        raise UnavailableError(
+            f"mpi4py or its MPI library is missing ({failure}); "
+            "pip install 'chainermn-ng[mpich]' brings both"
+        ) from failure
+    messenger = messages.Messenger(
+        messages.world() if mpi_comm is None else mpi_comm, timeout_s
+    )
+    try:
+        Agreement(messenger).check(label, error=error)
+    finally:
+        messenger.finalize()
 
 
 # What is compared: digests of the label (8 bytes), the details (16) and the presence

@@ -162,9 +162,9 @@ class ArrayCollectives:
             received.extend(arrays)
             return views
 
-        header, refused = self._messenger.receive(source, tag, allocate)
+        (header, refused), sender, _ = self._messenger.receive(source, tag, allocate)
         if header is None:
-            raise TypeError(f"recv: rank {source} could not send: {refused}")
+            raise TypeError(f"recv: rank {sender} could not send: {refused}")
         return _assemble(header, received)
 
     # -- parts ---

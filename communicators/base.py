@@ -17,18 +17,21 @@ from communicators.dtypes import (
     parse_wire_dtype,
 )
 from communicators.errors import TopologyError, UnavailableError
+from communicators.limits import DEFAULT_TIMEOUT_S
 from communicators.local_rank import local_rank, remember_local_rank
 from communicators.many_arrays import ManyArrays
 from communicators.object_collectives import ObjectCollectives, ObjectOp
-from communicators.topology import Topology, pretended_from_environment
+from communicators.topology import (
+    TOPOLOGY_VARIABLE,
+    Topology,
+    pretended_from_environment,
+)
 
 if TYPE_CHECKING:
     from communicators.transports.mpi import MpiTransport
     from communicators.transports.progress import Handle, Steps
 
 Array = np.ndarray[Any, np.dtype[Any]]
-
-DEFAULT_TIMEOUT_S = 600.0
 
 
 class CommunicatorBase:
@@ -82,10 +85,11 @@ class CommunicatorBase:
         bucket_bytes: int = DEFAULT_BUCKET_BYTES,
         timeout_s: float | None = DEFAULT_TIMEOUT_S,
     ) -> None:
-        if bucket_bytes < 0:
-            raise ValueError(f"bucket_bytes {bucket_bytes}: expected 0 or more")
-        if timeout_s is not None and timeout_s <= 0:
-            raise ValueError(f"timeout_s {timeout_s}: expected a positive number")
+        # A lone raise would leave the other ranks waiting: the ranks agree first.
+        error = _settings_error(bucket_bytes, timeout_s, allreduce_grad_dtype)
+        if error is not None:
+            bucket_bytes, allreduce_grad_dtype = 0, None
+            timeout_s = DEFAULT_TIMEOUT_S
         self.bucket_bytes = bucket_bytes
         self.timeout_s = timeout_s
         self.allreduce_grad_dtype = parse_wire_dtype(allreduce_grad_dtype)
@@ -101,7 +105,7 @@ class CommunicatorBase:
         self._many = ManyArrays(self, self._agreement)
         self._groups: list[MpiTransport] = []
         self._n_started = 0
-        self._topology = self._find_topology(topology)
+        self._topology = self._find_topology(topology, error)
         self._world_ring: MpiTransport | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -116,21 +120,36 @@ class CommunicatorBase:
                 "start_all_reduce_flat"
             )
 
-    def _find_topology(self, wanted: Topology | str | Sequence[str] | None) -> Topology:
+    def _find_topology(
+        self,
+        wanted: Topology | str | Sequence[str] | None,
+        error: Exception | None,
+    ) -> Topology:
         messages, _ = _transports()
+        # Before anything that MPI does without a time limit.
+        self.agree(
+            f"create_communicator {self.name or type(self).__qualname__}",
+            f"allreduce_grad_dtype={self.allreduce_grad_dtype}, "
+            f"bucket_bytes={self.bucket_bytes}",
+            error=error,
+        )
         real = Topology.from_names(messages.shared_memory_hosts(self.mpi_comm))
         self.real_host = real.inter_rank(self.rank)
         remember_local_rank(
             real, messages.world_ranks(self.mpi_comm), self.rank, messages.world()
         )
+        is_from_environment = False
         if wanted is None and self.size == messages.world().Get_size():
             wanted = pretended_from_environment()
-        topology, error = real, None
+            is_from_environment = True
+        topology = real
         if wanted is not None:
             try:
                 topology = Topology.coerce(wanted, self.size)
             except (TopologyError, TypeError) as failure:
                 error = failure
+                if is_from_environment:
+                    error = TopologyError(f"{TOPOLOGY_VARIABLE}: {failure}")
         self.agree("create_communicator", f"topology {topology}", error=error)
         return topology
 
@@ -294,7 +313,7 @@ class CommunicatorBase:
         Args:
             data: NumPy arrays of any shape, layout and fixed-size dtype.
             dest: rank of the receiver, which calls :meth:`recv`.
-            tag: 0 or more; the receiver gives the same.
+            tag: 0 to 15999; the receiver gives the same.
 
         Raises:
             TypeError: no array; on the receiver too.
@@ -307,7 +326,12 @@ class CommunicatorBase:
     def recv(self, source: int, tag: int = 0) -> Any:
         """Receive what ``source`` sent: an array, or a tuple of arrays.
 
+        Args:
+            source: a rank, or MPI's ANY_SOURCE.
+            tag: that of the sender, or MPI's ANY_TAG.
+
         Raises:
+            CommunicatorError: the sender has left the program.
             TypeError: the sender's argument was no array.
             ValueError: no such rank or tag.
             CommunicationTimeoutError: nothing came.
@@ -409,10 +433,16 @@ class CommunicatorBase:
         self._check_peer("send_obj", dest, tag)
         self._objects.send(obj, dest, tag)
 
-    def recv_obj(self, source: int, tag: int = 0) -> Any:
-        """Receive the object that ``source`` sent. As :meth:`recv`."""
+    def recv_obj(self, source: int, tag: int = 0, status: Any = None) -> Any:
+        """Receive the object that ``source`` sent. As :meth:`recv`.
+
+        Args:
+            source: a rank, or MPI's ANY_SOURCE.
+            tag: that of the sender, or MPI's ANY_TAG.
+            status: an ``mpi4py.MPI.Status`` that gets the sender's rank and tag.
+        """
         self._check_peer("recv_obj", source, tag)
-        return self._objects.recv(source, tag)
+        return self._objects.recv(source, tag, status)
 
     def bcast_obj(self, obj: Any, max_buf_len: int | None = None, root: int = 0) -> Any:
         """Give every rank the root's object.
@@ -561,12 +591,15 @@ class CommunicatorBase:
     # -- parts ---
 
     def _check_peer(self, operation: str, peer: int, tag: int) -> None:
-        any_source = operation.startswith("recv") and peer == _any_source()
+        messages, _ = _transports()
+        receives = operation.startswith("recv")
+        any_source = receives and peer == messages.ANY_SOURCE
+        any_tag = receives and tag == messages.ANY_TAG
         if not any_source and not 0 <= peer < self.size:
             raise ValueError(
                 f"{operation}: no rank {peer}; expected 0 to {self.size - 1}"
             )
-        if not 0 <= tag < _MAX_TAG:
+        if not any_tag and not 0 <= tag < _MAX_TAG:
             raise ValueError(f"{operation}: tag {tag}: expected 0 to {_MAX_TAG - 1}")
 
 
@@ -574,9 +607,21 @@ class CommunicatorBase:
 _MAX_TAG = 16000
 
 
-def _any_source() -> int:
-    messages, _ = _transports()
-    return int(messages.ANY_SOURCE)
+def _settings_error(
+    bucket_bytes: Any, timeout_s: Any, allreduce_grad_dtype: Any
+) -> Exception | None:
+    """Return why the settings cannot be used, or ``None``."""
+    if not isinstance(bucket_bytes, int) or bucket_bytes < 0:
+        return ValueError(f"bucket_bytes {bucket_bytes!r}: expected 0 or more")
+    if timeout_s is not None and (
+        not isinstance(timeout_s, int | float) or not timeout_s > 0
+    ):
+        return ValueError(f"timeout_s {timeout_s!r}: expected a positive number")
+    try:
+        parse_wire_dtype(allreduce_grad_dtype)
+    except ValueError as error:
+        return error
+    return None
 
 
 def _transports() -> tuple[Any, Any]:

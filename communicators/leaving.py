@@ -17,6 +17,9 @@ from communicators.agreement import Agreement
 _open: list[Agreement] = []
 _pid = 0
 
+# Ranks that end together need not tell each other.
+_ANNOUNCE_AFTER_S = 0.5
+
 
 def enter(agreement: Agreement) -> None:
     """Note that the ranks of ``agreement`` must be told when this one leaves."""
@@ -51,6 +54,7 @@ def leave() -> None:
         return
     waiting = {a: a.start_leaving() for a in _open if a.is_usable()}
     backoff = Backoff()
+    has_announced = False
     while waiting:
         done = [a for a, (_, request) in waiting.items() if request.Test()]
         for agreement in done:
@@ -61,6 +65,11 @@ def leave() -> None:
             backoff = Backoff()
         else:
             backoff.pause()
+        if not has_announced and backoff.waited_s > _ANNOUNCE_AFTER_S:
+            # The others are still at work: one may wait for a message from here.
+            has_announced = True
+            for agreement in waiting:
+                agreement.announce_leaving()
     if has_given_up():
         # MPI cannot be finalised while a collective that some rank never joined is
         # pending: without this the job would hang here.

@@ -49,17 +49,22 @@ class MultiRingCommunicator(CommunicatorBase):
         **options: Any,
     ) -> None:
         super().__init__(mpi_comm, **options)
-        if n_chunks < 1:
-            raise ValueError(f"multi_ring: n_chunks {n_chunks}: expected 1 or more")
         self.n_chunks = n_chunks
+        self.dims: tuple[int, ...] = ()
+        error: Exception | None = None
         try:
+            if not isinstance(n_chunks, int) or n_chunks < 1:
+                raise ValueError(f"n_chunks {n_chunks!r}: expected 1 or more")
             if dims is None:
                 self.dims = default_dims(self.topology)
             else:
                 self.dims = parse_dims(dims, self.size)
-        except TopologyError as error:
-            raise TopologyError(f"multi_ring: {error}") from error
-        self.agree("create multi_ring", f"dims {self.dims}, n_chunks {n_chunks}")
+        except TopologyError as failure:
+            error = TopologyError(f"multi_ring: {failure}")
+        except (TypeError, ValueError) as failure:
+            error = ValueError(f"multi_ring: {failure}")
+        details = f"dims {self.dims}, n_chunks {n_chunks}"
+        self.agree("create multi_ring", details, error=error)
         self._groups_by_dim = create_grid_groups(self, self.dims)
 
     @property

@@ -196,7 +196,7 @@ class ObjectCollectives:
             raise
         self._messenger.send((packed.size, None), [packed], dest, tag)
 
-    def recv(self, source: int, tag: int) -> Any:
+    def recv(self, source: int, tag: int, status: Any = None) -> Any:
         received: list[Array] = []
 
         def allocate(header: tuple[int | None, str | None]) -> list[Array]:
@@ -204,9 +204,13 @@ class ObjectCollectives:
                 received.append(np.empty(header[0], np.uint8))
             return received
 
-        nbytes, refused = self._messenger.receive(source, tag, allocate)
+        message, sender, sent_tag = self._messenger.receive(source, tag, allocate)
+        nbytes, refused = message
+        if status is not None:
+            status.Set_source(sender)
+            status.Set_tag(sent_tag)
         if nbytes is None:
-            raise TypeError(f"recv_obj: rank {source} could not send: {refused}")
+            raise TypeError(f"recv_obj: rank {sender} could not send: {refused}")
         return pickle.loads(received[0].data)
 
     # -- parts ---

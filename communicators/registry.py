@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import inspect
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
-from communicators.errors import UnavailableError
+from communicators.agreement import meet_once
+from communicators.errors import CommunicatorError, UnavailableError
+from communicators.limits import DEFAULT_TIMEOUT_S
 
 if TYPE_CHECKING:
     from communicators.base import CommunicatorBase
@@ -37,6 +40,7 @@ def register_communicator(name: str, target: str | type[CommunicatorBase]) -> No
 
     Raises:
         ValueError: the name is taken, or ``target`` is not of that form.
+        TypeError: ``target`` is neither a class nor a text.
     """
     if name in _table or name in _entry_points():
         raise ValueError(
@@ -46,6 +50,11 @@ def register_communicator(name: str, target: str | type[CommunicatorBase]) -> No
     if isinstance(target, str) and target.count(":") != 1:
         raise ValueError(
             f"register_communicator: {target!r}: expected 'package.module:Class'"
+        )
+    if not isinstance(target, str | type):
+        raise TypeError(
+            f"register_communicator: expected a class or 'package.module:Class'; got "
+            f"{target!r}"
         )
     _table[name] = target
 
@@ -77,6 +86,30 @@ def create_communicator(
         UnavailableError: something is missing here; the text says what.
         TopologyError: it cannot work on this topology.
     """
+    found: type[CommunicatorBase] | None = None
+    error: Exception | None = None
+    try:
+        found = _load(_check_name(name))
+        _check_options(name, found, options)
+        missing = getattr(found, "missing", lambda: None)()
+        if missing:
+            raise UnavailableError(missing)
+    except (TypeError, ValueError, CommunicatorError) as failure:
+        error = failure
+    # A name or an option that is wrong on one rank must not leave the others waiting.
+    timeout_s = options.get("timeout_s", DEFAULT_TIMEOUT_S)
+    valid = timeout_s is None or (isinstance(timeout_s, int | float) and timeout_s > 0)
+    meet_once(
+        mpi_comm,
+        timeout_s if valid else DEFAULT_TIMEOUT_S,
+        f"create_communicator {name!r}",
+        error,
+    )
+    assert found is not None
+    return found(mpi_comm, **options)
+
+
+def _check_name(name: str) -> str:
     if name not in known_communicators():
         close = difflib.get_close_matches(str(name), known_communicators(), 1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
@@ -84,13 +117,42 @@ def create_communicator(
             f"unknown communicator {name!r}; known: "
             f"{', '.join(known_communicators())}.{hint}"
         )
-    return _load(name)(mpi_comm, **options)
+    return name
+
+
+def _check_options(
+    name: str, cls: type[CommunicatorBase], options: dict[str, Any]
+) -> None:
+    known: list[str] = []
+    for ancestor in cls.__mro__:
+        if "__init__" not in vars(ancestor) or ancestor is object:
+            continue
+        parameters = list(
+            inspect.signature(vars(ancestor)["__init__"]).parameters.values()
+        )[1:]
+        known += [p.name for p in parameters if p.kind not in (p.VAR_KEYWORD,)]
+        if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+            break
+    accepted = [option for option in known if option != "mpi_comm"]
+    for option in options:
+        if option not in accepted:
+            raise TypeError(
+                f"communicator {name!r} has no option {option!r}; its options: "
+                f"{', '.join(accepted)}"
+            )
 
 
 def _load(name: str) -> type[CommunicatorBase]:
     target = _table.get(name)
     if target is None:
-        loaded: type[CommunicatorBase] = _entry_points()[name].load()
+        point = _entry_points()[name]
+        try:
+            loaded: type[CommunicatorBase] = point.load()
+        except (ImportError, AttributeError) as error:
+            raise UnavailableError(
+                f"communicator {name!r}: the entry point {point.value!r} cannot be "
+                f"loaded ({error})"
+            ) from error
         return loaded
     if not isinstance(target, str):
         return target

@@ -23,8 +23,12 @@ class SingleNodeCommunicator(CommunicatorBase):
         if self.inter_size > 1:
             raise TopologyError(
                 f"single_node works on one host; the {self.size} ranks are on "
-                f"{self.inter_size} ({self.topology}). Use flat, hierarchical, "
-                "two_dimensional or multi_ring"
+                f"{self.inter_size} ({self.topology}). Use flat or hierarchical"
+                + (
+                    ", two_dimensional or multi_ring"
+                    if self.topology.is_uniform
+                    else ""
+                )
             )
 
     def start_all_reduce_flat(self, buffer: Array, op: str) -> Handle:

@@ -15,17 +15,19 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from communicators.errors import CommunicationTimeoutError
+from communicators.errors import CommunicationTimeoutError, CommunicatorError
 from communicators.transports.mpi import Array, post_recv, post_send
 from communicators.transports.waiting import Backoff, wait_all
 
-ANY_SOURCE = MPI.ANY_SOURCE
+ANY_SOURCE: int = MPI.ANY_SOURCE
+ANY_TAG: int = MPI.ANY_TAG
 
 # Tags on the control communicator: a rank that has waited too long asks the others
 # where they are, those that wait as well answer, and hear who is missing.
 _ASK_TAG = 1
 _ANSWER_TAG = 2
 _VERDICT_TAG = 3
+_LEAVE_TAG = 4
 _ANSWER_WAIT_S = 2.0
 _LISTEN_EVERY_S = 0.25
 
@@ -75,17 +77,28 @@ class Messenger:
         mpi_comm: mpi4py communicator; duplicated. Collective.
         timeout_s: limit of every wait for a rank that may never come, in seconds;
             ``None`` for none.
+
+    Raises:
+        CommunicationTimeoutError: some ranks make none within ``timeout_s``.
     """
 
     def __init__(self, mpi_comm: Any, timeout_s: float | None) -> None:
         self.timeout_s = timeout_s
-        self._control = mpi_comm.Dup()
-        self._data = mpi_comm.Dup()
+        self._control, first = mpi_comm.Idup()
+        self._data, second = mpi_comm.Idup()
+        try:
+            wait_all([first, second], timeout_s, lambda: "create_communicator")
+        except CommunicationTimeoutError as error:
+            _given_up.append(self)
+            raise CommunicationTimeoutError(
+                f"{error}: some ranks did not call it"
+            ) from None
         self.rank: int = mpi_comm.Get_rank()
         self.size: int = mpi_comm.Get_size()
         self.sent_bytes = 0
         self.is_broken = False
         self._keep_alive: list[Any] = []
+        self._farewells: list[Any] = []
 
     def finalize(self) -> None:
         """Free the MPI communicators. Collective; safe to call twice."""
@@ -201,6 +214,16 @@ class Messenger:
         wait_all([requests[r] for r in answered], _ANSWER_WAIT_S, lambda: verdict)
         raise CommunicationTimeoutError(verdict)
 
+    def announce_leaving(self) -> None:
+        """Tell all ranks that this one sends and receives no more messages."""
+        for rank in range(self.size):
+            if rank != self.rank:
+                request = self._control.isend(None, rank, _LEAVE_TAG)
+                self._farewells.append(request)
+
+    def _has_left(self, rank: int) -> bool:
+        return rank != MPI.ANY_SOURCE and bool(self._control.Iprobe(rank, _LEAVE_TAG))
+
     def share(self, value: Any) -> list[Any]:
         """Give every rank the small values of all ranks, in rank order. Collective."""
         return list(self._control.allgather(value))
@@ -269,14 +292,19 @@ class Messenger:
 
     def receive(
         self, source: int, tag: int, allocate: Callable[[Any], list[Array]]
-    ) -> Any:
+    ) -> tuple[Any, int, int]:
         """Receive a header, then the byte arrays that ``allocate(header)`` makes.
 
+        Args:
+            source: a rank, or ``ANY_SOURCE``.
+            tag: 0 or more, or ``ANY_TAG``.
+
         Returns:
-            The header; the bytes are in the arrays.
+            The header, the sender's rank and its tag; the bytes are in the arrays.
 
         Raises:
             CommunicationTimeoutError: nothing came within ``timeout_s``.
+            CommunicatorError: the sender has left the program.
         """
         whom = "any rank" if source == MPI.ANY_SOURCE else f"rank {source}"
 
@@ -285,22 +313,37 @@ class Messenger:
 
         status = MPI.Status()
         backoff = Backoff()
-        message = self._data.Improbe(source, 2 * tag + 1, status)
+        next_listen = _LISTEN_EVERY_S
+        # Every message of ours is a header and then its data, in this order, and both
+        # are taken by one call: the first message with any tag is a header.
+        wanted = MPI.ANY_TAG if tag == MPI.ANY_TAG else 2 * tag + 1
+        message = self._data.Improbe(source, wanted, status)
         while message is None:
             backoff.pause()
+            if backoff.waited_s > next_listen:
+                next_listen = backoff.waited_s + _LISTEN_EVERY_S
+                if self._has_left(source):
+                    # What it sent before may have come only now.
+                    message = self._data.Improbe(source, wanted, status)
+                    if message is not None:
+                        break
+                    raise CommunicatorError(
+                        f"{describe()}: rank {source} has left the program"
+                    )
             if self.timeout_s is not None and backoff.waited_s > self.timeout_s:
                 raise CommunicationTimeoutError(
                     f"{describe()}: nothing came within {self.timeout_s:g} s"
                 )
-            message = self._data.Improbe(source, 2 * tag + 1, status)
+            message = self._data.Improbe(source, wanted, status)
         packed = np.empty(status.Get_count(MPI.BYTE), np.uint8)
         message.Recv([packed, MPI.BYTE])
         header = pickle.loads(packed.tobytes())
+        sender, sent_tag = status.Get_source(), (status.Get_tag() - 1) // 2
         requests = []
         for data in allocate(header):
-            requests += post_recv(self._data, data, status.Get_source(), 2 * tag + 2)
+            requests += post_recv(self._data, data, sender, 2 * sent_tag + 2)
         self._wait(requests, describe)
-        return header
+        return header, sender, sent_tag
 
     def _wait(self, requests: Sequence[Any], describe: Callable[[], str]) -> None:
         try:

@@ -59,7 +59,7 @@ report(lambda: comm.bcast_obj("x"))
     texts = [line for line in job.stdout.splitlines() if "Timeout" in line]
     assert len(texts) >= 1, job.output
     for text in texts:
-        assert "bcast_obj (collective 2): ranks [1] of 3 did not come" in text
+        assert "bcast_obj (collective 3): ranks [1] of 3 did not come" in text
     assert job.seconds < 20, job.output
 
 
@@ -80,7 +80,8 @@ time.sleep(4)
 
 
 def test_a_message_that_never_comes_times_out():
-    job = run(2, "report(lambda: rank or comm.recv(1, tag=4))", timeout_s=1.0)
+    body = "time.sleep(4 * rank); report(lambda: rank or comm.recv(1, tag=4))"
+    job = run(2, body, timeout_s=1.0)
     assert "recv on rank 0 from rank 1 (tag 4): nothing came" in job.stdout, job.output
 
 
@@ -128,3 +129,39 @@ assert child.exitcode == 0
 """,
     )
     assert job.returncode == 0, job.output
+
+
+@pytest.mark.parametrize("call", ["recv(1)", "recv_obj(1, tag=7)"])
+def test_a_rank_that_leaves_ends_the_wait_for_its_message(call):
+    job = run(2, f"report(lambda: rank or comm.{call})", timeout_s=300.0)
+    assert "rank 1 has left the program" in job.stdout, job.output
+    assert job.returncode == 0, job.output
+    assert job.seconds < 20, job.output
+
+
+def test_a_message_sent_before_leaving_arrives():
+    job = run(
+        2,
+        """
+if rank == 1:
+    comm.send_obj("farewell", 0)
+else:
+    time.sleep(2)
+    print(comm.recv_obj(1))
+""",
+    )
+    assert (job.returncode, job.stdout) == (0, "farewell\n"), job.output
+
+
+def test_a_rank_that_creates_no_communicator_does_not_hang_the_others():
+    job = run(
+        2,
+        """
+if rank == 1:
+    time.sleep(6)
+report(lambda: create_communicator("naive", timeout_s=2.0))
+""",
+    )
+    assert "CommunicationTimeoutError: create_communicator" in job.stdout, job.output
+    assert job.returncode != 0, job.output
+    assert job.seconds < 20, job.output

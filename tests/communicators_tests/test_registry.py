@@ -32,7 +32,8 @@ NAMES = [
 
 
 def test_all_names_are_known():
-    assert known_communicators() == NAMES
+    # Others may have been added.
+    assert set(NAMES) <= set(known_communicators())
 
 
 @pytest.mark.parametrize("name", [n for n in NAMES if n != "pure_nccl"])

@@ -7,7 +7,12 @@ import pytest
 from helpers.ranks import assert_all_ranks
 from mpi4py import MPI
 
-from communicators import MismatchError, TopologyError, create_communicator
+from communicators import (
+    CommunicatorError,
+    MismatchError,
+    TopologyError,
+    create_communicator,
+)
 
 
 @pytest.mark.parallel([4])
@@ -141,3 +146,68 @@ def test_agree_is_public_and_names_the_failed_rank(flat):
     with pytest.raises(MismatchError, match="epoch 1 on ranks 0, 2; epoch 2 on rank 1"):
         flat.agree("evaluate", "epoch 2" if flat.rank == 1 else "epoch 1")
     flat.agree("loading")
+
+
+GOOD = ("flat", {})
+BAD_CREATIONS = {
+    "unknown name": ("flatt", {}),
+    "other name": ("hierarchical", {}),
+    "dummy": ("dummy", {}),
+    "unknown option": ("flat", {"bogus": 1}),
+    "option of another": ("flat", {"dims": "2"}),
+    "wire": ("flat", {"allreduce_grad_dtype": "float16"}),
+    "no wire": ("flat", {"allreduce_grad_dtype": "int8"}),
+    "buckets": ("flat", {"bucket_bytes": 100}),
+    "no buckets": ("flat", {"bucket_bytes": "x"}),
+    "no limit": ("flat", {"timeout_s": -1}),
+    "topology": ("flat", {"topology": "9x9"}),
+    "unavailable": ("pure_nccl", {}),
+}
+
+
+@pytest.mark.parallel([2, 3])
+@pytest.mark.parametrize("case", BAD_CREATIONS)
+def test_a_creation_that_differs_on_one_rank_raises_on_all(flat, case):
+    name, options = BAD_CREATIONS[case] if flat.rank == 1 else GOOD
+    caught: Exception | None = None
+    try:
+        create_communicator(name, **options)
+    except (CommunicatorError, TypeError, ValueError) as error:
+        caught = error
+    texts = flat.mpi_comm.allgather(str(caught))
+    assert_all_ranks(flat, caught is not None, "no error")
+    assert_all_ranks(flat, len(set(texts)) == 1, f"{texts}")
+    with create_communicator("flat") as comm:
+        assert_all_ranks(flat, comm.allreduce(np.ones(1))[0] == comm.size)
+
+
+@pytest.mark.parallel([2])
+@pytest.mark.parametrize("option", [{"n_chunks": 0}, {"n_chunks": "x"}, {"dims": "5"}])
+def test_a_wrong_option_of_multi_ring_on_one_rank_raises_on_all(flat, option):
+    options = option if flat.rank == 1 else {}
+    with pytest.raises((MismatchError, ValueError), match=r"n_chunks|dims"):
+        create_communicator("multi_ring", **options)
+    flat.barrier()
+
+
+@pytest.mark.parallel([2])
+def test_options_of_other_ranks_are_listed_for_an_unknown_one():
+    with pytest.raises(TypeError, match=r"'multi_ring' has no option 'dim'.*dims, n_c"):
+        create_communicator("multi_ring", dim="2")
+
+
+@pytest.mark.parallel([2, 3])
+def test_messages_of_any_tag_and_source_come_in_order(flat):
+    last = flat.size - 1
+    if flat.rank == 0:
+        flat.send_obj("first", last, tag=5)
+        flat.send(np.arange(4), last, tag=9)
+        flat.send_obj("third", last)
+    ok = True
+    if flat.rank == last:
+        status = MPI.Status()
+        ok = flat.recv_obj(MPI.ANY_SOURCE, MPI.ANY_TAG, status) == "first"
+        ok = ok and (status.Get_source(), status.Get_tag()) == (0, 5)
+        ok = ok and flat.recv(0, MPI.ANY_TAG).tolist() == [0, 1, 2, 3]
+        ok = ok and flat.recv_obj(0, 0) == "third"
+    assert_all_ranks(flat, ok)
