@@ -85,8 +85,14 @@ class Agreement:
                 ``error``; the same class and text on all ranks.
             CommunicationTimeoutError: some ranks did not come in time.
         """
+        if self._messenger.is_finalized:
+            raise CommunicatorError(f"{label}: this communicator has been finalized")
         self.sequence += 1
-        bits = b"" if presence is None else np.packbits(presence).tobytes()
+        bits = (
+            b""
+            if presence is None
+            else np.packbits(np.asarray(presence, bool)).tobytes()
+        )
         if self._messenger.is_broken:
             raise CommunicatorError(
                 f"{label}: this communicator is unusable after an earlier time-out"

@@ -33,6 +33,11 @@ def as_array_list(data: object, operation: str) -> tuple[bool, list[Array]]:
     items: Sequence[Any] = data if is_tuple else [data]  # type: ignore[assignment]
     arrays = []
     for item in items:
+        if isinstance(item, np.ma.MaskedArray):
+            raise TypeError(
+                f"{operation}: a masked array would lose its mask; fill it, or use "
+                f"{operation}_obj"
+            )
         if not isinstance(item, np.ndarray | np.generic):
             raise TypeError(
                 f"{operation}: expected a NumPy array or a tuple of arrays; got "
@@ -67,9 +72,28 @@ def check_root(root: int, size: int, operation: str) -> None:
     Raises:
         ValueError: not an integer in ``0..size-1``.
     """
-    if not isinstance(root, int | np.integer) or not 0 <= root < size:
+    if not isinstance(root, int | np.integer) or not 0 <= int(root) < size:
         raise ValueError(
             f"{operation}: root {root!r} is no rank; expected 0 to {size - 1}"
+        )
+
+
+def _known(root: int | None) -> int:
+    # Inside, ``None`` means that an operation has no root.
+    return -1 if root is None else root
+
+
+def check_max_buf_len(max_buf_len: int | None, operation: str) -> None:
+    """Refuse a message size that is none.
+
+    Raises:
+        ValueError: neither ``None`` nor a positive integer.
+    """
+    if max_buf_len is not None and not (
+        isinstance(max_buf_len, int | np.integer) and max_buf_len > 0
+    ):
+        raise ValueError(
+            f"{operation}: max_buf_len {max_buf_len!r}: expected None or 1 or more"
         )
 
 
@@ -86,7 +110,8 @@ class ArrayCollectives:
         self.size = messenger.size
 
     def bcast(self, data: Any, max_buf_len: int | None, root: int) -> Any:
-        prepared = self._enter("bcast", data if self.rank == root else (), root)
+        own = data if self.rank == root else ()
+        prepared = self._enter("bcast", own, _known(root), max_buf_len)
         header, arrays = prepared if self.rank == root else (None, [])
         header = self._messenger.share_from(header, root)
         if self.rank == root:
@@ -99,7 +124,7 @@ class ArrayCollectives:
         return _assemble(header, received)
 
     def gather(self, data: Any, root: int) -> Any:
-        header, arrays = self._enter("gather", data, root)
+        header, arrays = self._enter("gather", data, _known(root))
         headers = self._messenger.share(header)
         outgoing = [(root, _to_bytes(array)) for array in arrays]
         if self.rank != root:
@@ -129,7 +154,7 @@ class ArrayCollectives:
         if self.rank == root:
             rows = self._enter_rows("scatter", data, root)
         else:
-            self._enter("scatter", (), root)
+            self._enter("scatter", (), _known(root))
             rows = []
         headers = self._messenger.share_from([header for header, _ in rows], root)
         outgoing = [
@@ -174,17 +199,24 @@ class ArrayCollectives:
         return (is_tuple, [ArraySpec.of(array) for array in arrays]), arrays
 
     def _enter(
-        self, operation: str, data: Any, root: int | None = None
+        self,
+        operation: str,
+        data: Any,
+        root: int | None = None,
+        max_buf_len: int | None = None,
     ) -> tuple[_Header, list[Array]]:
         error = None
         prepared: tuple[_Header, list[Array]] = ((True, []), [])
         try:
             if root is not None:
                 check_root(root, self.size, operation)
+            check_max_buf_len(max_buf_len, operation)
             prepared = self._prepare(operation, data)
         except (TypeError, ValueError) as failure:
             error = failure
         details = "" if root is None else f"root={root}"
+        if max_buf_len is not None:
+            details += f", max_buf_len={max_buf_len}"
         self._agreement.check(operation, details, error=error)
         return prepared
 

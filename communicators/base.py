@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import threading
+from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 
 import numpy as np
 
@@ -16,7 +18,11 @@ from communicators.buckets import DEFAULT_BUCKET_BYTES, ArraySpec
 from communicators.dtypes import (
     parse_wire_dtype,
 )
-from communicators.errors import TopologyError, UnavailableError
+from communicators.errors import (
+    CommunicatorError,
+    TopologyError,
+    UnavailableError,
+)
 from communicators.limits import DEFAULT_TIMEOUT_S
 from communicators.local_rank import local_rank, remember_local_rank
 from communicators.many_arrays import ManyArrays
@@ -32,6 +38,33 @@ if TYPE_CHECKING:
     from communicators.transports.progress import Handle, Steps
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def collective(method: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Let one thread at a time into the collectives of a communicator.
+
+    Ranks pair their calls by order, and two threads have none: the calls of one would
+    be paired with those of the other.
+    """
+
+    @functools.wraps(method)
+    def alone(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        comm: Any = args[0]
+        if not comm._lock.acquire(blocking=False):
+            raise CommunicatorError(
+                f"{method.__name__}: another thread is in a collective of this "
+                "communicator; give each thread one of its own, made by split"
+            )
+        try:
+            return method(*args, **kwargs)
+        finally:
+            comm._lock.release()
+
+    return alone
 
 
 class CommunicatorBase:
@@ -97,6 +130,7 @@ class CommunicatorBase:
         self.mpi_comm = messages.world() if mpi_comm is None else mpi_comm
         self._messenger = messages.Messenger(self.mpi_comm, timeout_s)
         self._agreement = Agreement(self._messenger)
+        self._lock = threading.RLock()
         leaving.enter(self._agreement)
         self._progress = progress.Progress(timeout_s, self._messenger.give_up)
         self._arrays = ArrayCollectives(self._messenger, self._agreement)
@@ -288,6 +322,7 @@ class CommunicatorBase:
         """Begin an operation of transports, to be advanced with all others."""
         return self._progress.start(steps, f"{self.name}: reduction in flight")
 
+    @collective
     def agree(
         self, label: str, details: Details = "", error: BaseException | None = None
     ) -> None:
@@ -339,6 +374,7 @@ class CommunicatorBase:
         self._check_peer("recv", source, tag)
         return self._arrays.recv(source, tag)
 
+    @collective
     def bcast(self, data: Any, max_buf_len: int | None = None, root: int = 0) -> Any:
         """Give every rank the root's array or tuple of arrays.
 
@@ -353,6 +389,7 @@ class CommunicatorBase:
         """
         return self._arrays.bcast(data, max_buf_len, root)
 
+    @collective
     def gather(self, data: Any, root: int = 0) -> tuple[Any, ...] | None:
         """Collect one array, or tuple of arrays, from every rank at the root.
 
@@ -363,6 +400,7 @@ class CommunicatorBase:
         """
         return self._arrays.gather(data, root)
 
+    @collective
     def allgather(self, x: Any) -> tuple[Any, ...]:
         """Collect one array, or tuple of arrays, from every rank on all ranks.
 
@@ -374,6 +412,7 @@ class CommunicatorBase:
         """
         return self._arrays.allgather(x)
 
+    @collective
     def alltoall(self, xs: Any) -> tuple[Any, ...]:
         """Send ``xs[r]`` to rank ``r``; return what each rank sent here.
 
@@ -383,6 +422,7 @@ class CommunicatorBase:
         """
         return self._arrays.alltoall(xs)
 
+    @collective
     def scatter(self, xs: Any, root: int = 0) -> Any:
         """Give rank ``r`` the root's ``xs[r]``.
 
@@ -392,6 +432,7 @@ class CommunicatorBase:
         """
         return self._arrays.scatter(xs, root)
 
+    @collective
     def allreduce(self, data: Any, op: str = "sum") -> Any:
         """Reduce an array, or each of a tuple of arrays, over all ranks.
 
@@ -407,6 +448,7 @@ class CommunicatorBase:
         """
         return self._reductions.allreduce(data, op)
 
+    @collective
     def reduce_scatter(self, data: Any, op: str = "sum") -> Any:
         """Reduce equal blocks over all ranks and keep this rank's block.
 
@@ -444,6 +486,7 @@ class CommunicatorBase:
         self._check_peer("recv_obj", source, tag)
         return self._objects.recv(source, tag, status)
 
+    @collective
     def bcast_obj(self, obj: Any, max_buf_len: int | None = None, root: int = 0) -> Any:
         """Give every rank the root's object.
 
@@ -456,22 +499,27 @@ class CommunicatorBase:
         """
         return self._objects.bcast(obj, max_buf_len, root)
 
+    @collective
     def gather_obj(self, obj: Any, root: int = 0) -> list[Any] | None:
         """Collect one object from every rank at the root; ``None`` elsewhere."""
         return self._objects.gather(obj, root)
 
+    @collective
     def allgather_obj(self, obj: Any) -> list[Any]:
         """Collect one object from every rank on all ranks, in rank order."""
         return self._objects.allgather(obj)
 
+    @collective
     def alltoall_obj(self, objs: Sequence[Any]) -> list[Any]:
         """Send ``objs[r]`` to rank ``r``; return what each rank sent here."""
         return self._objects.alltoall(objs)
 
+    @collective
     def scatter_obj(self, objs: Sequence[Any] | None, root: int = 0) -> Any:
         """Give rank ``r`` the root's ``objs[r]``; ``objs`` is ignored elsewhere."""
         return self._objects.scatter(objs, root)
 
+    @collective
     def allreduce_obj(self, obj: Any, op: ObjectOp = "sum") -> Any:
         """Reduce objects over all ranks; the same result everywhere.
 
@@ -488,6 +536,7 @@ class CommunicatorBase:
 
     # -- many arrays at once ---
 
+    @collective
     def allreduce_arrays(
         self,
         arrays: Sequence[Array | ArraySpec],
@@ -518,6 +567,7 @@ class CommunicatorBase:
         """
         return self._many.allreduce(arrays, op, names, label)
 
+    @collective
     def bcast_arrays(
         self,
         arrays: Sequence[Array],
@@ -538,6 +588,7 @@ class CommunicatorBase:
 
     # -- life ---
 
+    @collective
     def split(self, color: int | None, key: int = 0) -> Self | None:
         """Make a communicator of the same kind and settings for each colour.
 
@@ -553,8 +604,10 @@ class CommunicatorBase:
         messages, _ = _transports()
         error = None
         undefined = messages.is_undefined(color)
-        if not undefined and (not isinstance(color, int | np.integer) or color < 0):
+        if not undefined and not (_is_int32(color) and int(color or 0) >= 0):
             error = ValueError(f"split: color {color!r}: expected 0 or more, or None")
+        elif not _is_int32(key):
+            error = ValueError(f"split: key {key!r}: expected a 32-bit integer")
         self.agree("split", error=error)
         part = messages.split_mpi(self.mpi_comm, None if undefined else color, key)
         if part is None:
@@ -563,6 +616,7 @@ class CommunicatorBase:
         options = {**self.options, "topology": self._topology.restrict(members)}
         return type(self)(part, **options)
 
+    @collective
     def finalize(self) -> None:
         """Leave together and free what MPI holds. Collective; safe to call twice."""
         messages, _ = _transports()
@@ -591,6 +645,9 @@ class CommunicatorBase:
     # -- parts ---
 
     def _check_peer(self, operation: str, peer: int, tag: int) -> None:
+        for what, value in (("rank", peer), ("tag", tag)):
+            if not isinstance(value, int | np.integer):
+                raise TypeError(f"{operation}: {what} {value!r}: expected an integer")
         messages, _ = _transports()
         receives = operation.startswith("recv")
         any_source = receives and peer == messages.ANY_SOURCE
@@ -601,6 +658,10 @@ class CommunicatorBase:
             )
         if not any_tag and not 0 <= tag < _MAX_TAG:
             raise ValueError(f"{operation}: tag {tag}: expected 0 to {_MAX_TAG - 1}")
+
+
+def _is_int32(value: object) -> bool:
+    return isinstance(value, int | np.integer) and -(2**31) <= int(value) < 2**31
 
 
 # Each tag makes two MPI tags, of which every MPI has at least 32767.

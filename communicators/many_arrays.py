@@ -63,7 +63,7 @@ class ManyArrays:
         present = [isinstance(array, np.ndarray) for array in arrays]
         key = () if error else _key(names, arrays)
         union = self._agreement.check(
-            f"{label}, {op}",
+            f"{label}, {op}, on the wire {self._comm.allreduce_grad_dtype}",
             () if error else _LazyDetails(key),
             digest=self._digest(key),
             error=error,

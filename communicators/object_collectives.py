@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from communicators.array_collectives import check_root
+from communicators.array_collectives import check_max_buf_len, check_root
 from communicators.dtypes import check_op
 
 if TYPE_CHECKING:
@@ -89,7 +89,9 @@ class ObjectCollectives:
         self.size = messenger.size
 
     def bcast(self, obj: Any, max_buf_len: int | None, root: int) -> Any:
-        data = self._enter("bcast_obj", [obj] if self.rank == root else [], root)
+        root = -1 if root is None else root
+        own = [obj] if self.rank == root else []
+        data = self._enter("bcast_obj", own, root, max_buf_len)
         nbytes = self._messenger.share_from(data[0].size if data else None, root)
         packed = data[0] if data else np.empty(nbytes, np.uint8)
         self._messenger.broadcast(packed, root, max_buf_len)
@@ -97,6 +99,7 @@ class ObjectCollectives:
         return obj if data else loaded[0]
 
     def gather(self, obj: Any, root: int) -> list[Any] | None:
+        root = -1 if root is None else root
         (packed,) = self._enter("gather_obj", [obj], root)
         sizes = self._messenger.share(packed.size)
         parts = [np.empty(n, np.uint8) for n in sizes] if self.rank == root else []
@@ -121,6 +124,7 @@ class ObjectCollectives:
         return self._load("alltoall_obj", parts)
 
     def scatter(self, objs: Sequence[Any] | None, root: int) -> Any:
+        root = -1 if root is None else root
         if self.rank == root:
             packed = self._enter_rows("scatter_obj", objs, root)
         else:
@@ -216,17 +220,24 @@ class ObjectCollectives:
     # -- parts ---
 
     def _enter(
-        self, operation: str, objs: Sequence[Any], root: int | None = None
+        self,
+        operation: str,
+        objs: Sequence[Any],
+        root: int | None = None,
+        max_buf_len: int | None = None,
     ) -> list[Array]:
         error = None
         packed: list[Array] = []
         try:
             if root is not None:
                 check_root(root, self.size, operation)
+            check_max_buf_len(max_buf_len, operation)
             packed = [pickled(obj, operation) for obj in objs]
         except (TypeError, ValueError) as failure:
             error = failure
         details = "" if root is None else f"root={root}"
+        if max_buf_len is not None:
+            details += f", max_buf_len={max_buf_len}"
         self._agreement.check(operation, details, error=error)
         return packed
 

@@ -83,7 +83,13 @@ class Messenger:
     """
 
     def __init__(self, mpi_comm: Any, timeout_s: float | None) -> None:
+        if not isinstance(mpi_comm, MPI.Intracomm) or mpi_comm == MPI.COMM_NULL:
+            raise TypeError(
+                f"mpi_comm: expected an mpi4py intracommunicator; got {mpi_comm!r}"
+            )
         self.timeout_s = timeout_s
+        self._control: Any
+        self._data: Any
         self._control, first = mpi_comm.Idup()
         self._data, second = mpi_comm.Idup()
         try:
@@ -99,6 +105,11 @@ class Messenger:
         self.is_broken = False
         self._keep_alive: list[Any] = []
         self._farewells: list[Any] = []
+
+    @property
+    def is_finalized(self) -> bool:
+        """Whether :meth:`finalize` has been called."""
+        return self._control is None
 
     def finalize(self) -> None:
         """Free the MPI communicators. Collective; safe to call twice."""
