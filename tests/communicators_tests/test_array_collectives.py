@@ -173,6 +173,12 @@ BAD_CALLS = {
     "gather lambda": lambda c, bad: c.gather_obj((lambda: 0) if bad else 1),
     "reduce strings": lambda c, bad: c.allreduce_obj("a" if bad else 1),
     "object op": lambda c, bad: c.allreduce_obj(1, "nonsense"),
+    "masked": lambda c, bad: c.allreduce(np.ma.ones(1) if bad else np.ones(1)),
+    "no root": lambda c, bad: c.gather_obj(1, root=None if bad else 0),
+    "message size": lambda c, bad: c.bcast(np.ones(9), -1 if bad else None),
+    "other size": lambda c, bad: c.bcast_obj(bytes(99), 8 if bad else 80),
+    "key": lambda c, bad: c.split(0, "a" if bad else 0),
+    "large color": lambda c, bad: c.split(2**40 if bad else 0, 0),
     "color": lambda c, bad: c.split(-7 if bad else 0, 0),
 }
 

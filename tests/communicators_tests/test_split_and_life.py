@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+import time
+
 import numpy as np
 import pytest
 from helpers.ranks import assert_all_ranks
@@ -211,3 +214,43 @@ def test_messages_of_any_tag_and_source_come_in_order(flat):
         ok = ok and flat.recv(0, MPI.ANY_TAG).tolist() == [0, 1, 2, 3]
         ok = ok and flat.recv_obj(0, 0) == "third"
     assert_all_ranks(flat, ok)
+
+
+@pytest.mark.parallel([1, 2])
+def test_a_finalized_communicator_says_so():
+    comm = create_communicator("flat")
+    comm.finalize()
+    with pytest.raises(CommunicatorError, match="has been finalized"):
+        comm.allreduce(np.ones(1))
+
+
+@pytest.mark.parametrize("mpi_comm", ["world", MPI.COMM_NULL, 3])
+def test_what_is_no_communicator_of_mpi4py_is_refused(mpi_comm):
+    with pytest.raises(TypeError, match="intracommunicator"):
+        create_communicator("flat", mpi_comm)
+
+
+@pytest.mark.parallel([2])
+def test_a_second_thread_in_a_collective_is_refused(flat):
+    # Rank 1 keeps rank 0's first thread inside the barrier meanwhile.
+    caught: list[Exception] = []
+    if flat.rank == 0:
+        first = threading.Thread(target=flat.barrier)
+        first.start()
+        time.sleep(0.3)
+        try:
+            flat.allreduce(np.ones(1))
+        except CommunicatorError as error:
+            caught.append(error)
+        flat.mpi_comm.send(None, 1)
+        first.join()
+    else:
+        flat.mpi_comm.recv(source=0)
+        flat.barrier()
+    ok = flat.rank == 1 or "another thread" in str(caught)
+    assert_all_ranks(flat, ok, f"{caught}")
+
+
+@pytest.mark.parallel([2])
+def test_no_arrays_are_reduced_to_none(flat):
+    assert_all_ranks(flat, flat.allreduce_arrays([]) == [])
