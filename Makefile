@@ -52,7 +52,7 @@ bench: venv-test
 	    benchmarks/agreement_cost.py
 
 clean:
-	rm -rf $(VENV) $(VENV_OPENMPI) $(VENV_NEWER) $(VENV_DOCS) docs/build result
+	rm -rf $(VENV) $(VENV_OPENMPI) $(VENV_NEWER) $(VENV_DOCS) build docs/build result
 
 venv-test: $(VENV)/installed-test
 venv-openmpi: $(VENV_OPENMPI)/installed-openmpi

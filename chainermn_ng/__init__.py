@@ -46,4 +46,25 @@ __all__ = [
     "shared_seed",
 ]
 
+# Of ChainerMN, and not here yet.
+_MISSING = frozenset(
+    {
+        "MultiNodeChainList",
+        "create_multi_node_checkpointer",
+        "functions",
+        "iterators",
+        "links",
+    }
+)
+
+
+def __getattr__(name: str) -> object:
+    if name in _MISSING:
+        raise AttributeError(
+            f"chainermn_ng has no {name} yet; this version covers the optimizer, data "
+            "sets, the evaluator and the communicators of ChainerMN"
+        )
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 global_except_hook._add_hook_if_enabled()

@@ -81,9 +81,9 @@ def test_first_screen_has_the_commands():
     for command in (
         "make demo",
         "make test",
-        'pip install --build-constraint constraints/build.txt ".[mpich]"',
-        'PIP_CONSTRAINT=constraints/build.txt pip install ".[mpich]"',
-        'uv venv && uv pip install ".[mpich]"',
+        'pip install --build-constraint constraints/build.txt ".[mpich,examples]"',
+        'PIP_CONSTRAINT=constraints/build.txt pip install ".[mpich,examples]"',
+        'uv venv --allow-existing && uv pip install ".[mpich,examples]"',
     ):
         assert command in first_screen
 

@@ -13,6 +13,9 @@ import chainer
 import communicators
 from chainermn_ng.communicators import gradients, identity, model_sync, settings
 
+# The same in every MPI that mpi4py knows; MPI need not be started to say it.
+_ANY_TAG = -1
+
 
 class ChainerCommunicator:
     """All ranks' communicator: arrays, objects, and Chainer models.
@@ -36,6 +39,7 @@ class ChainerCommunicator:
         self.longest_shard = 0
         self._models = identity.ModelNumbers()
         self._n_optimizers: Counter[str] = Counter()
+        self._n_evaluators = 0
 
     # -- ranks -----------------------------------------------------------------------
 
@@ -182,9 +186,23 @@ class ChainerCommunicator:
         """Send any picklable object to rank ``dest``."""
         self.engine.send_obj(obj, dest, tag)
 
-    def recv_obj(self, source: int, tag: int = 0) -> Any:
-        """Receive what ``source`` sent with :meth:`send_obj`."""
-        return self.engine.recv_obj(source, tag)
+    def recv_obj(self, source: int, status: Any = None, tag: int | None = None) -> Any:
+        """Receive what ``source`` sent with :meth:`send_obj`.
+
+        Args:
+            source: a rank, or MPI's ANY_SOURCE.
+            status: an ``mpi4py.MPI.Status`` that gets the sender's rank and tag.
+            tag: that of the sender; ``None`` or MPI's ANY_TAG for the next message.
+
+        Returns:
+            The object.
+
+        Raises:
+            TypeError: the sender could not pickle it.
+            CommunicatorError: the sender has left the program.
+            CommunicationTimeoutError: nothing came.
+        """
+        return self.engine.recv_obj(source, _ANY_TAG if tag is None else tag, status)
 
     def bcast_obj(self, obj: Any, max_buf_len: int | None = None, root: int = 0) -> Any:
         """Return the object of ``root`` on all ranks."""
@@ -254,8 +272,9 @@ class ChainerCommunicator:
             zero_fill: give zeros to initialised parameters for which no rank has a
                 gradient.
             label: what the ranks must agree on; by default a number that the model
-                gets at its first use here, so that two models of equal shape are
-                never mixed up.
+                gets at its first use here. Use models in the same order on all
+                ranks the first time (``bcast_data`` counts), and two models of equal
+                shape are not mixed up.
             loss_scale: the factor on the loss, noted beside gradients that this
                 rank lacks. Give it if a rank may have no gradient at all.
             share: this rank's part of the total instead of ``1 / size``; the parts
@@ -293,7 +312,14 @@ class ChainerCommunicator:
         self._n_optimizers[copied_from] += 1
         return f"{copied_from}.{number}" if copied_from else f"{number}"
 
+    def new_evaluator_number(self) -> int:
+        """Return a number for an evaluator; the same on all ranks."""
+        self._n_evaluators += 1
+        return self._n_evaluators - 1
+
     def _model_label(self, model: chainer.Link) -> str:
+        if not isinstance(model, chainer.Link):
+            raise TypeError(f"expected a chainer.Link; got {type(model).__qualname__}")
         return f"{type(model).__name__}, model {self._models.number_of(model)}"
 
     # -- settings, as ChainerMN has them ---------------------------------------------
@@ -332,3 +358,16 @@ class ChainerCommunicator:
             self.set_config(name, value)
         else:
             object.__setattr__(self, name, value)
+
+
+def _take_over_contracts() -> None:
+    """Let the methods that only pass calls on show the engine's documentation."""
+    for name, method in vars(ChainerCommunicator).items():
+        contract = getattr(communicators.CommunicatorBase, name, None)
+        if not name.startswith("_") and callable(method) and contract is not None:
+            longer = contract.__doc__ or ""
+            if len(longer) > len(method.__doc__ or ""):
+                method.__doc__ = longer
+
+
+_take_over_contracts()

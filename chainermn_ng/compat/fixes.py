@@ -17,9 +17,11 @@ fail on NumPy 2 are at fault themselves, and nothing is done about them:
 
 from __future__ import annotations
 
+import atexit
 import functools
 import threading
 import types
+import weakref
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -292,3 +294,26 @@ def _set_daemon_without_warning(module: ModuleType) -> None:
 
     names = {**vars(threading), "Thread": Thread}
     module.threading = types.SimpleNamespace(**names)
+    _finalize_at_exit(module.MultiprocessIterator)
+
+
+def _finalize_at_exit(iterator_class: Any) -> None:
+    """End the worker processes of forgotten iterators before the interpreter ends.
+
+    Their ``__del__`` joins a thread, for which Python 3.13 waits for ever once the
+    interpreter is being torn down.
+    """
+    alive: weakref.WeakSet[Any] = weakref.WeakSet()
+    original = iterator_class.__init__
+
+    @functools.wraps(original)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        alive.add(self)
+
+    def finalize_all() -> None:
+        for iterator in list(alive):
+            iterator.finalize()
+
+    iterator_class.__init__ = init
+    atexit.register(finalize_all)

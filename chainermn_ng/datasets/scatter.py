@@ -13,7 +13,7 @@ from chainermn_ng.communicators import ChainerCommunicator
 from chainermn_ng.communicators.factory import engine_of
 from chainermn_ng.datasets.scatter_plan import ScatterPlan, exact_part
 from chainermn_ng.datasets.scattered_dataset import ScatteredDataset
-from communicators.array_collectives import check_root
+from communicators.array_collectives import check_max_buf_len, check_root
 
 # Messages of a scatter in progress are told apart from those of the script by it.
 _TAG = 15_990
@@ -75,8 +75,7 @@ def scatter_dataset(
         plan, error = None, None
         try:
             check_root(root, engine.size, "scatter_dataset")
-            if max_buf_len < 1:
-                raise ValueError(f"max_buf_len {max_buf_len}: expected 1 or more")
+            check_max_buf_len(max_buf_len, "scatter_dataset")
             if engine.rank == root:
                 plan = ScatterPlan(
                     dataset, engine.size, shuffle, seed, force_equal_length

@@ -36,6 +36,11 @@ class ScatterPlan:
                 "scatter_dataset: expected a data set with a length at the root; got "
                 f"{type(dataset).__qualname__}"
             )
+        if isinstance(dataset, dict | set | frozenset):
+            raise TypeError(
+                f"scatter_dataset: a {type(dataset).__qualname__} has no samples 0, 1, "
+                "...; make a list of it"
+            )
         self.dataset = dataset
         self.size = size
         self.n_samples = len(dataset)

@@ -40,6 +40,13 @@ class CountingIterator(chainer.dataset.Iterator):
         """Samples given out since this object was made."""
         return self._count[0]
 
+    @property
+    def has_no_samples(self) -> bool:
+        """Whether its data set is empty, or all of it is padding."""
+        if self._padding is None:
+            return self.is_empty
+        return bool(np.all(self._padding))
+
     def _note_order(self) -> None:
         # Drawn anew when an epoch ends, so it has to be read before.
         state = getattr(self._iterator, "_state", None)

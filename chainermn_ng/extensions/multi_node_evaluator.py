@@ -11,6 +11,7 @@ from chainer.dataset import convert
 from chainer.training import extensions
 from chainer.training.extensions import evaluator as chainer_evaluator
 
+from chainermn_ng.communicators import ChainerCommunicator
 from chainermn_ng.communicators.factory import engine_of
 from chainermn_ng.extensions.counting_iterator import CountingIterator
 from chainermn_ng.extensions.weighted_sums import WeightedSums
@@ -45,11 +46,24 @@ def create_multi_node_evaluator(
     Returns:
         ``actual_evaluator``.
 
+    Evaluators are numbered in the order of their creation, which must be the same on
+    all ranks.
+
     Raises:
+        TypeError: ``actual_evaluator`` is no evaluator.
         Exception: an error in one rank's evaluation is raised on all, there as it
             is, elsewhere as TypeError, ValueError, OSError, or RankFailedError.
     """
+    if not callable(getattr(actual_evaluator, "evaluate", None)):
+        raise TypeError(
+            "create_multi_node_evaluator: expected an evaluator of Chainer; got "
+            f"{type(actual_evaluator).__qualname__}"
+        )
     own_evaluate = actual_evaluator.evaluate
+    # Ranks that call two evaluators in different orders are told apart by it.
+    number = ""
+    if isinstance(communicator, ChainerCommunicator):
+        number = f" {communicator.new_evaluator_number()}"
     is_overridden = _overrides_evaluate(actual_evaluator)
 
     def evaluate() -> dict[str, Any]:
@@ -58,18 +72,22 @@ def create_multi_node_evaluator(
             if average_of_averages:
                 # Over no samples Chainer's iterators divide by zero.
                 if not _is_empty(actual_evaluator):
-                    sums.add(own_evaluate(), 1)
+                    sums.add(_checked(own_evaluate()), 1)
             elif is_overridden:
                 with _counting_iterators(actual_evaluator) as counters:
-                    result = own_evaluate()
-                sums.add(result, _weight(counters))
+                    # Over no samples most means divide by zero.
+                    if not _has_no_samples(counters):
+                        sums.add(_checked(own_evaluate()), _weight(counters))
             else:
                 _evaluate_batches(actual_evaluator, communicator, sums)
         except Exception as failure:
             error = failure
         with engine_of(communicator) as engine:
             try:
-                engine.agree(f"evaluate ({type(actual_evaluator).__name__})", "", error)
+                kind = type(actual_evaluator).__name__
+                name = getattr(actual_evaluator, "name", None)
+                label = f"evaluator{number} ({kind}{f', {name}' if name else ''})"
+                engine.agree(label, "", error)
             except Exception:
                 if error is not None:
                     raise error from None
@@ -138,8 +156,22 @@ def _weight(counters: dict[str, CountingIterator]) -> int:
         return drawn["main"]
     if any(drawn.values()):
         return sum(drawn.values())
-    # An empty shard has no part; an evaluator that uses no iterator has one.
-    return 0 if any(counter.is_empty for counter in counters.values()) else 1
+    # An evaluator that uses no iterator has one part.
+    return 1
+
+
+def _has_no_samples(counters: dict[str, CountingIterator]) -> bool:
+    # An evaluator that uses no iterator is asked all the same.
+    return bool(counters) and all(c.has_no_samples for c in counters.values())
+
+
+def _checked(result: Any) -> dict[str, Any]:
+    if not isinstance(result, dict):
+        raise TypeError(
+            f"evaluate() returned {type(result).__qualname__}; expected a dict of "
+            "observations"
+        )
+    return result
 
 
 def _is_empty(evaluator: Any) -> bool:

@@ -42,7 +42,7 @@ def create_multi_node_optimizer(
         MultiNodeOptimizer: a stand-in for ``actual_optimizer``.
 
     Raises:
-        TypeError: ``communicator`` takes no models.
+        TypeError: ``communicator`` takes no models, or there is no optimizer.
         NotImplementedError: double buffering was asked for.
     """
     if not isinstance(communicator, ChainerCommunicator):
@@ -50,6 +50,11 @@ def create_multi_node_optimizer(
             "create_multi_node_optimizer: expected a communicator made by "
             "chainermn_ng.create_communicator; got "
             f"{type(communicator).__module__}.{type(communicator).__qualname__}"
+        )
+    if not isinstance(actual_optimizer, chainer.Optimizer):
+        raise TypeError(
+            "create_multi_node_optimizer: expected a chainer.Optimizer; got "
+            f"{type(actual_optimizer).__qualname__}"
         )
     if double_buffering:
         raise NotImplementedError(

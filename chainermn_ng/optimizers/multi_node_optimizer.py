@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import operator
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -113,7 +114,10 @@ class MultiNodeOptimizer:
             self._batch_is_checked = True
             warn_if_batch_exceeds_shard(self.communicator, args, kwds)
         share = self._share(args, kwds)
-        if lossfun is not None:
+        if lossfun is not None and share == 0 and not self._lazy:
+            # A loss over no samples is NaN or an error; it has no part in the mean.
+            self.actual_optimizer.target.cleargrads()
+        elif lossfun is not None:
             self._compute_gradients(lossfun, args, kwds)
         elif self._lazy and self._settle():
             self._warn_of_first_gradient()
@@ -200,10 +204,10 @@ class MultiNodeOptimizer:
         comm = self.communicator
         label = self._label("count the samples")
         try:
-            n_samples = int(self._count_samples(*args, **kwds))
+            n_samples = operator.index(self._count_samples(*args, **kwds))
             if n_samples < 0:
                 raise ValueError(f"count_samples returned {n_samples}")
-        except (TypeError, ValueError) as error:
+        except Exception as error:
             comm.engine.agree(label, error=error)
             raise
         comm.engine.agree(label)

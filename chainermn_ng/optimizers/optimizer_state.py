@@ -26,7 +26,7 @@ def describe_hyperparameters(
     """Return what decides on the size of the next step, as a short text.
 
     Equal on two ranks only if they will take the same step: the step count, the loss
-    scale, hyperparameters of the optimizer and of single parameters, and which
+    scale, hyperparameters of the optimizer and of single parameters, hooks, and which
     parameters are frozen. Called at every step.
 
     Args:
@@ -39,6 +39,7 @@ def describe_hyperparameters(
     hyperparam = getattr(optimizer, "hyperparam", None)
     if hyperparam is not None:
         parts += _texts(hyperparam.get_dict())
+    parts += _hook_texts(optimizer)
     special = []
     for name, parameter in parameters:
         rule = parameter.update_rule
@@ -46,6 +47,9 @@ def describe_hyperparameters(
             continue
         if not rule.enabled:
             special.append(f"{name} frozen")
+        if rule._use_fp32_update:
+            special.append(f"{name} float32 update")
+        special += [f"{name}.{text}" for text in _hook_texts(rule)]
         # Beside the reference to the optimizer's, usually none.
         if len(vars(rule.hyperparam)) > 1:
             own = _own_values(rule.hyperparam)
@@ -110,6 +114,19 @@ def _feed(digest: Any, value: Any) -> None:
         digest.update(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
     else:
         digest.update(f"{value!r};".encode())
+
+
+def _hook_texts(owner: Any) -> list[str]:
+    """Return name and plain settings of each hook of an optimizer or update rule."""
+    hookable = getattr(owner, "_hookable", None)
+    if hookable is None:
+        return []
+    texts = []
+    for hooks in (hookable._pre_update_hooks, hookable._post_update_hooks):
+        for name, hook in hooks.items():
+            plain = ", ".join(_texts(getattr(hook, "__dict__", {})))
+            texts.append(f"{name}({plain})")
+    return texts
 
 
 def _texts(values: dict[str, Any]) -> list[str]:

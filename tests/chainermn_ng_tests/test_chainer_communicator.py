@@ -170,3 +170,38 @@ def test_engine_of_takes_all_kinds_of_communicators(comm):
             pass
 
     assert isinstance(raised_by(enter), TypeError)
+
+
+@pytest.mark.parallel([2])
+def test_recv_obj_takes_what_chainermn_takes(comm):
+    if comm.rank == 0:
+        for tag in (5, 6, 7):
+            comm.send_obj(tag, 1, tag=tag)
+    ok = True
+    if comm.rank == 1:
+        status = MPI.Status()
+        got = [comm.recv_obj(0), comm.recv_obj(0, status), comm.recv_obj(0, tag=7)]
+        ok = got == [5, 6, 7] and status.Get_tag() == 6
+    assert_all_ranks(comm, ok)
+
+
+@pytest.mark.parallel([1])
+def test_methods_that_pass_on_calls_show_the_whole_contract(comm):
+    assert "Raises" in type(comm).send.__doc__
+    assert "float32" in type(comm).allreduce.__doc__
+
+
+@pytest.mark.parallel([1])
+def test_what_is_no_model_is_refused(comm):
+    for method in (comm.bcast_data, comm.multi_node_mean_grad):
+        with pytest.raises(TypeError, match=r"chainer\.Link; got NoneType"):
+            method(None)
+
+
+def test_names_that_are_not_there_yet_say_so():
+    import chainermn_ng
+
+    with pytest.raises(AttributeError, match="no functions yet"):
+        _ = chainermn_ng.functions
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        _ = chainermn_ng.nonsense

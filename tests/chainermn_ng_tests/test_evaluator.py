@@ -14,7 +14,7 @@ from mpi4py import MPI
 
 from chainermn_ng.datasets import scatter_dataset
 from chainermn_ng.extensions import create_multi_node_evaluator
-from communicators import RankFailedError
+from communicators import MismatchError, RankFailedError
 
 
 class Mean(chainer.Chain):
@@ -231,3 +231,48 @@ def test_the_progress_bar_is_shown_on_rank_0_only(comm, capsys):
     create_multi_node_evaluator(evaluator, comm)()
     shown = "iters/sec" in capsys.readouterr().out
     assert_all_ranks(comm, shown == (comm.rank == 0))
+
+
+class OverItsSamples(extensions.Evaluator):
+    """Overrides ``evaluate``; divides by its number of samples."""
+
+    def evaluate(self):
+        iterator = self.get_iterator("main")
+        iterator.reset()
+        samples = [x for batch in iterator for x in batch]
+        return {"m": sum(samples) / len(samples)}
+
+
+@pytest.mark.parallel([2, 3])
+@pytest.mark.parametrize("equal", [False, True])
+def test_a_rank_with_padding_only_has_no_part_in_an_overridden_evaluate(comm, equal):
+    shard = scatter_dataset([5.0], comm, force_equal_length=equal)
+    result = evaluator_of(comm, shard, 2, cls=OverItsSamples)()
+    assert_all_ranks(comm, result == {"m": 5.0}, f"{result}")
+
+
+@pytest.mark.parallel([2, 3])
+def test_evaluators_called_in_another_order_are_not_mixed(comm):
+    a, b = (
+        evaluator_of(comm, scatter_dataset(np.full(6, x, "f"), comm), 2) for x in (1, 2)
+    )
+    first, second = (b, a) if comm.rank == 0 else (a, b)
+    assert_all_raise(comm, first, MismatchError, "evaluator 1", "evaluator 0")
+    assert_all_raise(comm, second, MismatchError, "evaluator 1", "evaluator 0")
+    assert_all_ranks(comm, a()["main/mean"] == 1 and b()["main/mean"] == 2)
+
+
+class Nothing(extensions.Evaluator):
+    """Forgets to return its observations."""
+
+    def evaluate(self):
+        return None
+
+
+@pytest.mark.parallel([1, 2])
+def test_no_observations_and_no_evaluator_are_clear_errors(comm):
+    evaluator = evaluator_of(comm, scatter_dataset([1.0, 2.0], comm), 1, cls=Nothing)
+    with pytest.raises(TypeError, match="expected a dict"):
+        evaluator()
+    with pytest.raises(TypeError, match="expected an evaluator"):
+        create_multi_node_evaluator(3, comm)

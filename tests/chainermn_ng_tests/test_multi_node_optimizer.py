@@ -488,3 +488,74 @@ def test_a_subset_of_the_ranks_trains(comm):
             multi_node_sgd(group, model).update(model, *batches(1, 4)[0])
             group.finalize()
         assert world.allreduce_obj(1) == 2
+
+
+@pytest.mark.parallel([2, 3])
+def test_hooks_that_differ_between_ranks_are_an_error_on_all(comm):
+    model = MLP()
+    optimizer = multi_node_sgd(comm, model)
+    batch = part(comm, batches(1, 12)[0])
+    step = lambda: optimizer.update(model, *batch)  # noqa: E731
+    step()
+    decay = chainer.optimizer_hooks.WeightDecay(0.1)
+    if comm.rank == 1:
+        optimizer.add_hook(decay)
+    assert_all_raise(comm, step, MismatchError, "WeightDecay(rate=0.1)", "rank 1")
+    if comm.rank == 1:
+        decay.rate = 0.2
+    else:
+        optimizer.add_hook(decay)
+    assert_all_raise(comm, step, MismatchError, "WeightDecay(rate=0.2)", "rank 1")
+    decay.rate = 0.1
+    step()
+    rule = model.l1.W.update_rule
+    if comm.rank == 0:
+        rule.add_hook(chainer.optimizer_hooks.GradientNoise(0.1), "noise")
+    assert_all_raise(comm, step, MismatchError, "/l1/W.noise", "rank 0")
+    if comm.rank == 0:
+        rule.remove_hook("noise")
+        rule.use_fp32_update()
+    assert_all_raise(comm, step, MismatchError, "/l1/W float32 update")
+
+
+@pytest.mark.parallel([2, 3])
+def test_a_rank_without_samples_computes_no_loss(comm):
+    # Chainer's losses divide by the number of samples, or refuse none.
+    x, t = batches(1, 6)[0]
+    models = [MLP(), MLP()]
+    single = chainer.optimizers.SGD(0.1).setup(models[1])
+    single.update(models[1], x, t)
+    optimizer = create_multi_node_optimizer(
+        chainer.optimizers.SGD(0.1), comm, count_samples=count_first_argument
+    ).setup(models[0])
+    mine = slice(None) if comm.rank == 0 else slice(0, 0)
+
+    def loss(x, t):
+        assert len(x), "called without samples"
+        return models[0](x, t)
+
+    optimizer.update(loss, x[mine], t[mine])
+    ok = are_close(weights(models[0]), weights(models[1]))
+    assert_all_ranks(comm, ok, "not the step of one process")
+    assert_all_ranks(comm, same_on_all_ranks(comm, models[0]))
+
+
+@pytest.mark.parallel([2])
+@pytest.mark.parametrize("count", [lambda *_: {}["n"], lambda *_: 2.7, lambda *_: -1])
+def test_a_failing_count_of_samples_is_an_error_on_all(comm, count):
+    model = MLP()
+    counter = count if comm.rank == 1 else count_first_argument
+    optimizer = create_multi_node_optimizer(
+        chainer.optimizers.SGD(0.1), comm, count_samples=counter
+    ).setup(model)
+    error = raised_by(lambda: optimizer.update(model, *batches(1, 4)[0]))
+    assert_all_ranks(comm, error is not None, "no error")
+    assert comm.allreduce_obj(1) == comm.size
+
+
+def test_what_is_no_optimizer_is_refused():
+    with (
+        create_communicator("flat") as comm,
+        pytest.raises(TypeError, match="Optimizer"),
+    ):
+        create_multi_node_optimizer("sgd", comm)

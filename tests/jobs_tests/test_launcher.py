@@ -206,3 +206,14 @@ def test_variable_turns_it_off():
     result = launch("-c", code, n_ranks=2, env=env)
     assert result.returncode == 3, result.output
     assert "chainermn_ng:" not in result.stderr
+
+
+def test_a_forgotten_multiprocess_iterator_does_not_keep_the_program():
+    # Python 3.13 waits for ever for threads that __del__ joins at the end.
+    code = """
+import chainermn_ng, chainer
+iterator = chainer.iterators.MultiprocessIterator(list(range(8)), 2, n_processes=1)
+print(len(iterator.next()))
+"""
+    result = run_job(1, ["-W", "ignore::DeprecationWarning", "-c", code], timeout_s=60)
+    assert (result.returncode, result.stdout) == (0, "2\n"), result.output
