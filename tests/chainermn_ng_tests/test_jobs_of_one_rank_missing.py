@@ -46,7 +46,7 @@ for step in range(3):
 @pytest.mark.parametrize(
     ("program", "texts"),
     [
-        (EVALUATE_ON_RANK_0, ["evaluate (Evaluator)", "leaving the program"]),
+        (EVALUATE_ON_RANK_0, ["evaluator 0 (Evaluator)", "leaving the program"]),
         (UNEVEN_SHARDS, ["optimizer 0 (SGD), mean of the gradients", "leaving"]),
         (SKIP_THE_LAST_STEP, ["optimizer 0 (SGD), mean of the gradients", "leaving"]),
     ],
