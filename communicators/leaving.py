@@ -19,6 +19,7 @@ _pid = 0
 
 # Ranks that end together need not tell each other.
 _ANNOUNCE_AFTER_S = 0.5
+_LOOK_EVERY_S = 0.25
 
 
 def enter(agreement: Agreement) -> None:
@@ -54,6 +55,7 @@ def leave() -> None:
         return
     waiting = {a: a.start_leaving() for a in _open if a.is_usable()}
     backoff = Backoff()
+    next_look = _LOOK_EVERY_S
     has_announced = False
     while waiting:
         done = [a for a, (_, request) in waiting.items() if request.Test()]
@@ -62,9 +64,13 @@ def leave() -> None:
             if not agreement.finish_leaving(result):
                 waiting[agreement] = agreement.start_leaving()
         if done:
-            backoff = Backoff()
+            backoff, next_look = Backoff(), _LOOK_EVERY_S
         else:
             backoff.pause()
+        if backoff.waited_s > next_look:
+            # One that waits for a rank that never comes asks who is there.
+            next_look = backoff.waited_s + _LOOK_EVERY_S
+            waiting = {a: w for a, w in waiting.items() if a.is_usable()}
         if not has_announced and backoff.waited_s > _ANNOUNCE_AFTER_S:
             # The others are still at work: one may wait for a message from here.
             has_announced = True

@@ -165,3 +165,18 @@ report(lambda: create_communicator("naive", timeout_s=2.0))
     assert "CommunicationTimeoutError: create_communicator" in job.stdout, job.output
     assert job.returncode != 0, job.output
     assert job.seconds < 20, job.output
+
+
+def test_a_rank_that_is_leaving_is_not_named_as_missing():
+    job = run(
+        3,
+        """
+if rank == 0:
+    time.sleep(8)
+elif rank == 2:
+    report(lambda: comm.allreduce_obj(1))
+""",
+        timeout_s=2.0,
+    )
+    assert "ranks [0] of 3 did not come" in job.stdout, job.output
+    assert job.seconds < 20, job.output
