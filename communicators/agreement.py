@@ -9,7 +9,7 @@ it at the same moment, exchange descriptions, and raise the same error.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,10 +18,10 @@ from communicators.errors import (
     CommunicationTimeoutError,
     CommunicatorError,
     MismatchError,
-    UnavailableError,
     build_shared_error,
     shared_type_name,
 )
+from communicators.transports import load
 
 if TYPE_CHECKING:
     from communicators.transports.messages import Messenger
@@ -88,11 +88,7 @@ class Agreement:
         if self._messenger.is_finalized:
             raise CommunicatorError(f"{label}: this communicator has been finalized")
         self.sequence += 1
-        bits = (
-            b""
-            if presence is None
-            else np.packbits(np.asarray(presence, bool)).tobytes()
-        )
+        bits = b"" if presence is None else _packed(presence)
         if self._messenger.is_broken:
             raise CommunicatorError(
                 f"{label}: this communicator is unusable after an earlier time-out"
@@ -112,7 +108,7 @@ class Agreement:
         return f"{label} (collective {self.sequence})"
 
     def _union(self, label: str, presence: Sequence[bool]) -> list[bool]:
-        bits = np.packbits(np.asarray(presence, bool)).tobytes()
+        bits = _packed(presence)
         bits += bytes(-len(bits) % 8)
         result = self._messenger.bitwise_or(bits, lambda: self._describe(label))
         flags = np.unpackbits(np.frombuffer(result, np.uint8), count=len(presence))
@@ -179,13 +175,7 @@ def meet_once(
         UnavailableError: mpi4py cannot be imported.
         MismatchError, TypeError, ...: as in :meth:`Agreement.check`.
     """
-    try:
-        from communicators.transports import messages
-    except ImportError as failure:
-        raise UnavailableError(
-            f"mpi4py or its MPI library is missing ({failure}); "
-            "pip install 'chainermn-ng[mpich]' brings both"
-        ) from failure
+    messages = load("messages")
     messenger = messages.Messenger(
         messages.world() if mpi_comm is None else mpi_comm, timeout_s
     )
@@ -203,6 +193,10 @@ _COMPLEMENT = (1 << (8 * _N_COMPARED)) - 1
 # All of that but the presence bits, which may differ: in little-endian numbers the
 # last 8 bytes are the highest.
 _CORE = (1 << (8 * (_N_COMPARED - 8))) - 1
+
+
+def _packed(flags: Sequence[bool]) -> bytes:
+    return np.packbits(np.asarray(flags, bool)).tobytes()
 
 
 def _header(label: str, digest: bytes, bits: bytes, failed: bool) -> bytes:
@@ -223,12 +217,17 @@ def _difference(result: bytearray) -> int:
     return ones & zeros
 
 
+def _by_text(texts: Iterable[tuple[int, str]]) -> list[tuple[str, str]]:
+    """Group ``(rank, text)`` by text; return pairs of text and its ranks in words."""
+    groups: dict[str, list[int]] = {}
+    for rank, text in texts:
+        groups.setdefault(text, []).append(rank)
+    return [(text, _ranks(ranks)) for text, ranks in groups.items()]
+
+
 def _failure_text(label: str, failures: dict[int, tuple[str, str]]) -> str:
-    by_text: dict[str, list[int]] = {}
-    for rank, (_, text) in failures.items():
-        by_text.setdefault(text, []).append(rank)
-    parts = [f"{_ranks(ranks)}: {text}" for text, ranks in by_text.items()]
-    return f"{label} failed on {'; on '.join(parts)}"
+    texts = _by_text((rank, text) for rank, (_, text) in failures.items())
+    return f"{label} failed on " + "; on ".join(f"{who}: {text}" for text, who in texts)
 
 
 def _difference_text(
@@ -237,10 +236,7 @@ def _difference_text(
     failures: dict[int, tuple[str, str]],
 ) -> str:
     if len(set(labels)) > 1:
-        by_label: dict[str, list[int]] = {}
-        for rank, label in enumerate(labels):
-            by_label.setdefault(label, []).append(rank)
-        parts = [f"{_ranks(ranks)}: {label}" for label, ranks in by_label.items()]
+        parts = [f"{who}: {label}" for label, who in _by_text(enumerate(labels))]
         text = "the ranks are in different operations: " + "; ".join(parts)
         for rank, (_, why) in failures.items():
             text += f"; rank {rank} failed with {why}"
@@ -249,10 +245,8 @@ def _difference_text(
         return f"{labels[0]}: the ranks hold different arrays: " + _array_differences(
             [dict(item) for item in details]  # type: ignore[arg-type]
         )
-    by_text: dict[str, list[int]] = {}
-    for rank, item in enumerate(details):
-        by_text.setdefault(str(item), []).append(rank)
-    parts = [f"{text} on {_ranks(ranks)}" for text, ranks in by_text.items()]
+    texts = _by_text((rank, str(item)) for rank, item in enumerate(details))
+    parts = [f"{text} on {who}" for text, who in texts]
     return f"{labels[0]}: the ranks gave different arguments: " + "; ".join(parts)
 
 
@@ -260,11 +254,10 @@ def _array_differences(tables: list[dict[str, str]]) -> str:
     names = list(dict.fromkeys(name for table in tables for name in table))
     differences = []
     for name in names:
-        by_text: dict[str, list[int]] = {}
-        for rank, table in enumerate(tables):
-            by_text.setdefault(table.get(name, "absent"), []).append(rank)
-        if len(by_text) > 1:
-            parts = [f"{text} on {_ranks(ranks)}" for text, ranks in by_text.items()]
+        found = enumerate(table.get(name, "absent") for table in tables)
+        texts = _by_text(found)
+        if len(texts) > 1:
+            parts = [f"{text} on {who}" for text, who in texts]
             differences.append(f"{name}: " + ", ".join(parts))
     if not differences:
         return "the same ones in another order"

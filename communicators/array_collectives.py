@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from communicators.arguments import NO_ROOT, check_one_per_rank, enter
 from communicators.buckets import ArraySpec
-from communicators.dtypes import check_fixed_size
+from communicators.dtypes import Array, check_fixed_size
 
 if TYPE_CHECKING:
     from communicators.agreement import Agreement
     from communicators.transports.messages import Messenger
 
-Array = np.ndarray[Any, np.dtype[Any]]
-#: One array, or a tuple or list of arrays that travel together.
-Arrays = Array | Sequence[Array]
 # What the receiver must know: whether it is a tuple, and each array's spec.
 _Header = tuple[bool, list[ArraySpec]]
+# The header, and the arrays themselves.
+_Prepared = tuple[_Header, list[Array]]
 
 
 def as_array_list(data: object, operation: str) -> tuple[bool, list[Array]]:
@@ -66,35 +66,12 @@ def _assemble(header: _Header, arrays: list[Array]) -> Any:
     return tuple(arrays) if header[0] else arrays[0]
 
 
-def check_root(root: int, size: int, operation: str) -> None:
-    """Refuse a root that is no rank.
-
-    Raises:
-        ValueError: not an integer in ``0..size-1``.
-    """
-    if not isinstance(root, int | np.integer) or not 0 <= int(root) < size:
-        raise ValueError(
-            f"{operation}: root {root!r} is no rank; expected 0 to {size - 1}"
-        )
-
-
-def _known(root: int | None) -> int:
-    # Inside, ``None`` means that an operation has no root.
-    return -1 if root is None else root
-
-
-def check_max_buf_len(max_buf_len: int | None, operation: str) -> None:
-    """Refuse a message size that is none.
-
-    Raises:
-        ValueError: neither ``None`` nor a positive integer.
-    """
-    if max_buf_len is not None and not (
-        isinstance(max_buf_len, int | np.integer) and max_buf_len > 0
-    ):
-        raise ValueError(
-            f"{operation}: max_buf_len {max_buf_len!r}: expected None or 1 or more"
-        )
+def _by_rank(rows: Sequence[_Prepared]) -> list[tuple[int, Array]]:
+    return [
+        (dest, _to_bytes(array))
+        for dest, (_, arrays) in enumerate(rows)
+        for array in arrays
+    ]
 
 
 class ArrayCollectives:
@@ -111,8 +88,7 @@ class ArrayCollectives:
 
     def bcast(self, data: Any, max_buf_len: int | None, root: int) -> Any:
         own = data if self.rank == root else ()
-        prepared = self._enter("bcast", own, _known(root), max_buf_len)
-        header, arrays = prepared if self.rank == root else (None, [])
+        header, arrays = self._enter("bcast", own, root, max_buf_len)
         header = self._messenger.share_from(header, root)
         if self.rank == root:
             for array in arrays:
@@ -124,7 +100,7 @@ class ArrayCollectives:
         return _assemble(header, received)
 
     def gather(self, data: Any, root: int) -> Any:
-        header, arrays = self._enter("gather", data, _known(root))
+        header, arrays = self._enter("gather", data, root)
         headers = self._messenger.share(header)
         outgoing = [(root, _to_bytes(array)) for array in arrays]
         if self.rank != root:
@@ -142,29 +118,15 @@ class ArrayCollectives:
     def alltoall(self, data: Any) -> Any:
         rows = self._enter_rows("alltoall", data)
         table = self._messenger.share([header for header, _ in rows])
-        outgoing = [
-            (dest, _to_bytes(array))
-            for dest, (_, arrays) in enumerate(rows)
-            for array in arrays
-        ]
         headers = [headers[self.rank] for headers in table]
-        return self._collect("alltoall", outgoing, headers)
+        return self._collect("alltoall", _by_rank(rows), headers)
 
     def scatter(self, data: Any, root: int) -> Any:
-        if self.rank == root:
-            rows = self._enter_rows("scatter", data, root)
-        else:
-            self._enter("scatter", (), _known(root))
-            rows = []
+        rows = self._enter_rows("scatter", data, root)
         headers = self._messenger.share_from([header for header, _ in rows], root)
-        outgoing = [
-            (dest, _to_bytes(array))
-            for dest, (_, arrays) in enumerate(rows)
-            for array in arrays
-        ]
         received, views = _allocate(headers[self.rank])
         incoming = [(root, view) for view in views]
-        self._messenger.exchange(outgoing, incoming, "scatter")
+        self._messenger.exchange(_by_rank(rows), incoming, "scatter")
         return _assemble(headers[self.rank], received)
 
     def send(self, data: Any, dest: int, tag: int) -> None:
@@ -194,7 +156,7 @@ class ArrayCollectives:
 
     # -- parts ---
 
-    def _prepare(self, operation: str, data: Any) -> tuple[_Header, list[Array]]:
+    def _prepare(self, operation: str, data: Any) -> _Prepared:
         is_tuple, arrays = as_array_list(data, operation)
         return (is_tuple, [ArraySpec.of(array) for array in arrays]), arrays
 
@@ -202,50 +164,28 @@ class ArrayCollectives:
         self,
         operation: str,
         data: Any,
-        root: int | None = None,
+        root: Any = NO_ROOT,
         max_buf_len: int | None = None,
-    ) -> tuple[_Header, list[Array]]:
-        error = None
-        prepared: tuple[_Header, list[Array]] = ((True, []), [])
-        try:
-            if root is not None:
-                check_root(root, self.size, operation)
-            check_max_buf_len(max_buf_len, operation)
-            prepared = self._prepare(operation, data)
-        except (TypeError, ValueError) as failure:
-            error = failure
-        details = "" if root is None else f"root={root}"
-        if max_buf_len is not None:
-            details += f", max_buf_len={max_buf_len}"
-        self._agreement.check(operation, details, error=error)
-        return prepared
+    ) -> _Prepared:
+        return enter(
+            self._agreement,
+            operation,
+            lambda: self._prepare(operation, data),
+            size=self.size,
+            root=root,
+            max_buf_len=max_buf_len,
+        )
 
     def _enter_rows(
-        self, operation: str, data: Any, root: int | None = None
-    ) -> list[tuple[_Header, list[Array]]]:
-        error = None
-        rows: list[tuple[_Header, list[Array]]] = []
-        try:
-            if root is not None:
-                check_root(root, self.size, operation)
-            if isinstance(data, np.ndarray) and data.ndim == 0:
-                raise TypeError(f"{operation}: a zero-dimensional array has no rows")
-            if not isinstance(data, tuple | list | np.ndarray):
-                raise TypeError(
-                    f"{operation}: expected {self.size} arrays, one per rank; got "
-                    f"{type(data).__name__}"
-                )
-            if len(data) != self.size:
-                raise ValueError(
-                    f"{operation}: rank {self.rank} of {self.size} got {len(data)} "
-                    f"arrays; expected {self.size}, one per rank"
-                )
-            rows = [self._prepare(operation, item) for item in data]
-        except (TypeError, ValueError) as failure:
-            error = failure
-        details = "" if root is None else f"root={root}"
-        self._agreement.check(operation, details, error=error)
-        return rows
+        self, operation: str, data: Any, root: Any = NO_ROOT
+    ) -> list[_Prepared]:
+        def prepare() -> list[_Prepared]:
+            if root is not NO_ROOT and root != self.rank:
+                return []
+            check_one_per_rank(data, self.size, operation, "arrays")
+            return [self._prepare(operation, item) for item in data]
+
+        return enter(self._agreement, operation, prepare, size=self.size, root=root)
 
     def _collect(
         self,

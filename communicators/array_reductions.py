@@ -9,12 +9,11 @@ import numpy as np
 from communicators.agreement import Agreement
 from communicators.array_collectives import as_array_list
 from communicators.buckets import ArraySpec
-from communicators.dtypes import accumulation_dtype, check_op, result_dtype
+from communicators.dtypes import Array, accumulation_dtype, check_op, result_dtype
 
 if TYPE_CHECKING:
     from communicators.base import CommunicatorBase
 
-Array = np.ndarray[Any, np.dtype[Any]]
 # An input array and the dtype of its result.
 _Prepared = tuple[Array, np.dtype[Any]]
 

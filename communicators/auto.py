@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from communicators.base import Array, CommunicatorBase
+from communicators.base import CommunicatorBase
+from communicators.dtypes import Array
 from communicators.registry import create_communicator
 from communicators.topology import Topology
 from communicators.transports.progress import Handle
@@ -39,7 +40,9 @@ class AutoCommunicator(CommunicatorBase):
     def __init__(self, mpi_comm: Any = None, **options: Any) -> None:
         super().__init__(mpi_comm, **options)
         self.chosen, reason = choose(self.topology)
-        self._inner = create_communicator(self.chosen, self.mpi_comm, **self.options)
+        self._inner = self.hold(
+            create_communicator(self.chosen, self.mpi_comm, **self.options)
+        )
         if self.rank == 0:
             _logger.info(
                 "auto: %s for %d ranks on %s: %s",
@@ -49,15 +52,5 @@ class AutoCommunicator(CommunicatorBase):
                 reason,
             )
 
-    @property
-    def sent_bytes(self) -> dict[str, int]:
-        inner = self._inner.sent_bytes
-        outer = super().sent_bytes
-        return {k: inner.get(k, 0) + outer.get(k, 0) for k in {**inner, **outer}}
-
     def start_all_reduce_flat(self, buffer: Array, op: str) -> Handle:
         return self._inner.start_all_reduce_flat(buffer, op)
-
-    def finalize(self) -> None:
-        self._inner.finalize()
-        super().finalize()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import threading
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -15,15 +16,13 @@ from communicators.agreement import FINALIZE, Agreement, Details
 from communicators.array_collectives import ArrayCollectives
 from communicators.array_reductions import ArrayReductions
 from communicators.buckets import DEFAULT_BUCKET_BYTES, ArraySpec
-from communicators.dtypes import (
-    parse_wire_dtype,
-)
+from communicators.dtypes import Array, parse_wire_dtype
 from communicators.errors import (
     CommunicatorError,
     TopologyError,
     UnavailableError,
 )
-from communicators.limits import DEFAULT_TIMEOUT_S
+from communicators.limits import DEFAULT_TIMEOUT_S, check_timeout
 from communicators.local_rank import local_rank, remember_local_rank
 from communicators.many_arrays import ManyArrays
 from communicators.object_collectives import ObjectCollectives, ObjectOp
@@ -32,12 +31,11 @@ from communicators.topology import (
     Topology,
     pretended_from_environment,
 )
+from communicators.transports import load
 
 if TYPE_CHECKING:
     from communicators.transports.mpi import MpiTransport
     from communicators.transports.progress import Handle, Steps
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 _P = ParamSpec("_P")
@@ -97,7 +95,7 @@ class CommunicatorBase:
     Raises:
         TopologyError: the topology does not fit; on all ranks.
         ValueError: an option is out of range.
-        UnavailableError: mpi4py cannot be imported.
+        UnavailableError: see :meth:`missing`.
 
     Attributes:
         name: the name in the registry.
@@ -118,6 +116,9 @@ class CommunicatorBase:
         bucket_bytes: int = DEFAULT_BUCKET_BYTES,
         timeout_s: float | None = DEFAULT_TIMEOUT_S,
     ) -> None:
+        missing = self.missing()
+        if missing:
+            raise UnavailableError(f"{type(self).__qualname__}: {missing}")
         # A lone raise would leave the other ranks waiting: the ranks agree first.
         error = _settings_error(bucket_bytes, timeout_s, allreduce_grad_dtype)
         if error is not None:
@@ -126,21 +127,35 @@ class CommunicatorBase:
         self.bucket_bytes = bucket_bytes
         self.timeout_s = timeout_s
         self.allreduce_grad_dtype = parse_wire_dtype(allreduce_grad_dtype)
-        messages, progress = _transports()
+        messages = load("messages")
         self.mpi_comm = messages.world() if mpi_comm is None else mpi_comm
+        self._lock = threading.RLock()
         self._messenger = messages.Messenger(self.mpi_comm, timeout_s)
         self._agreement = Agreement(self._messenger)
-        self._lock = threading.RLock()
         leaving.enter(self._agreement)
-        self._progress = progress.Progress(timeout_s, self._messenger.give_up)
+        # Before anything that MPI does without a time limit.
+        self.agree(
+            f"create_communicator {self.name or type(self).__qualname__}",
+            f"allreduce_grad_dtype={self.allreduce_grad_dtype}, "
+            f"bucket_bytes={self.bucket_bytes}",
+            error=error,
+        )
+        self._progress = load("progress").Progress(timeout_s, self._messenger.give_up)
         self._arrays = ArrayCollectives(self._messenger, self._agreement)
         self._objects = ObjectCollectives(self._messenger, self._agreement)
         self._reductions = ArrayReductions(self, self._agreement)
         self._many = ManyArrays(self, self._agreement)
         self._groups: list[MpiTransport] = []
+        self._held: list[CommunicatorBase] = []
         self._n_started = 0
-        self._topology = self._find_topology(topology, error)
         self._world_ring: MpiTransport | None = None
+        real = Topology.from_names(messages.shared_memory_hosts(self.mpi_comm))
+        self.real_host = real.inter_rank(self.rank)
+        remember_local_rank(
+            real, messages.world_ranks(self.mpi_comm), self.rank, messages.world()
+        )
+        spans_job = self.size == messages.world().Get_size()
+        self._topology = self._agree_on_topology(topology, real, spans_job)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -154,38 +169,36 @@ class CommunicatorBase:
                 "start_all_reduce_flat"
             )
 
-    def _find_topology(
+    def _agree_on_topology(
         self,
         wanted: Topology | str | Sequence[str] | None,
-        error: Exception | None,
+        real: Topology,
+        spans_job: bool,
     ) -> Topology:
-        messages, _ = _transports()
-        # Before anything that MPI does without a time limit.
-        self.agree(
-            f"create_communicator {self.name or type(self).__qualname__}",
-            f"allreduce_grad_dtype={self.allreduce_grad_dtype}, "
-            f"bucket_bytes={self.bucket_bytes}",
-            error=error,
-        )
-        real = Topology.from_names(messages.shared_memory_hosts(self.mpi_comm))
-        self.real_host = real.inter_rank(self.rank)
-        remember_local_rank(
-            real, messages.world_ranks(self.mpi_comm), self.rank, messages.world()
-        )
-        is_from_environment = False
-        if wanted is None and self.size == messages.world().Get_size():
+        topology, source = real, ""
+        error: Exception | None = None
+        if wanted is None and spans_job:
             wanted = pretended_from_environment()
-            is_from_environment = True
-        topology = real
+            source = f"{TOPOLOGY_VARIABLE}: "
         if wanted is not None:
             try:
                 topology = Topology.coerce(wanted, self.size)
-            except (TopologyError, TypeError) as failure:
+            except TopologyError as failure:
+                error = TopologyError(f"{source}{failure}")
+            except TypeError as failure:
                 error = failure
-                if is_from_environment:
-                    error = TopologyError(f"{TOPOLOGY_VARIABLE}: {failure}")
         self.agree("create_communicator", f"topology {topology}", error=error)
         return topology
+
+    @classmethod
+    def missing(cls) -> str | None:
+        """Return what this machine lacks for this communicator, or ``None``.
+
+        Asked before anything else is done; a class of one's own extends it.
+        """
+        if importlib.util.find_spec("mpi4py") is None:
+            return "mpi4py is missing; pip install 'chainermn-ng[mpich]' brings it"
+        return None
 
     # -- ranks ---
 
@@ -257,6 +270,9 @@ class CommunicatorBase:
         counts = {"messages": self._messenger.sent_bytes}
         for group in self._groups:
             counts[group.label] = counts.get(group.label, 0) + group.sent_bytes
+        for held in self._held:
+            for label, sent in held.sent_bytes.items():
+                counts[label] = counts.get(label, 0) + sent
         return counts
 
     # -- for those who implement one ---
@@ -279,10 +295,9 @@ class CommunicatorBase:
 
         Several may be in flight, begun in the same order on all ranks.
         """
-        from communicators.transports.progress import Finished
-
         self.all_reduce_flat(buffer, op)
-        return Finished()
+        finished: Handle = load("progress").Finished()
+        return finished
 
     def create_group(
         self, label: str, color: int | None, key: int
@@ -294,15 +309,20 @@ class CommunicatorBase:
             color: ranks of one colour form a group; ``None`` for no group.
             key: order within the group.
         """
-        from communicators.transports.messages import split_mpi
-        from communicators.transports.mpi import MpiTransport
-
-        part = split_mpi(self.mpi_comm, color, key)
+        part = load("messages").split_mpi(self.mpi_comm, color, key)
         if part is None:
             return None
-        group = MpiTransport(part, label)
+        group: MpiTransport = load("mpi").MpiTransport(part, label)
         self._groups.append(group)
         return group
+
+    def hold(self, inner: CommunicatorBase) -> CommunicatorBase:
+        """Take over another communicator of the same ranks that does the reducing.
+
+        Its bytes count as this one's, and it is finalized with this one.
+        """
+        self._held.append(inner)
+        return inner
 
     def world_ring(self) -> MpiTransport:
         """Return the transport over all ranks, made at the first call. Collective."""
@@ -313,9 +333,7 @@ class CommunicatorBase:
 
     def next_tag(self) -> int:
         """Return a tag for one operation on transports. Same order on all ranks."""
-        from communicators.transports.mpi import N_TAGS
-
-        self._n_started = (self._n_started + 1) % N_TAGS
+        self._n_started = (self._n_started + 1) % load("mpi").N_TAGS
         return self._n_started
 
     def start_steps(self, steps: Steps) -> Handle:
@@ -601,7 +619,7 @@ class CommunicatorBase:
             The new communicator, or ``None`` without a colour. A pretended topology
             goes with it.
         """
-        messages, _ = _transports()
+        messages = load("messages")
         error = None
         undefined = messages.is_undefined(color)
         if not undefined and not (_is_int32(color) and int(color or 0) >= 0):
@@ -619,11 +637,13 @@ class CommunicatorBase:
     @collective
     def finalize(self) -> None:
         """Leave together and free what MPI holds. Collective; safe to call twice."""
-        messages, _ = _transports()
+        messages = load("messages")
         if self._messenger.is_broken or messages.is_finalized():
             leaving.close(self._agreement)
         elif leaving.close(self._agreement):
             self.agree(FINALIZE)
+            for held in self._held:
+                held.finalize()
             for group in self._groups:
                 group.finalize()
             self._messenger.finalize()
@@ -648,7 +668,7 @@ class CommunicatorBase:
         for what, value in (("rank", peer), ("tag", tag)):
             if not isinstance(value, int | np.integer):
                 raise TypeError(f"{operation}: {what} {value!r}: expected an integer")
-        messages, _ = _transports()
+        messages = load("messages")
         receives = operation.startswith("recv")
         any_source = receives and peer == messages.ANY_SOURCE
         any_tag = receives and tag == messages.ANY_TAG
@@ -674,23 +694,9 @@ def _settings_error(
     """Return why the settings cannot be used, or ``None``."""
     if not isinstance(bucket_bytes, int) or bucket_bytes < 0:
         return ValueError(f"bucket_bytes {bucket_bytes!r}: expected 0 or more")
-    if timeout_s is not None and (
-        not isinstance(timeout_s, int | float) or not timeout_s > 0
-    ):
-        return ValueError(f"timeout_s {timeout_s!r}: expected a positive number")
     try:
+        check_timeout(timeout_s)
         parse_wire_dtype(allreduce_grad_dtype)
     except ValueError as error:
         return error
     return None
-
-
-def _transports() -> tuple[Any, Any]:
-    try:
-        from communicators.transports import messages, progress
-    except ImportError as error:
-        raise UnavailableError(
-            f"mpi4py or its MPI library is missing ({error}); "
-            "pip install 'chainermn-ng[mpich]' brings both"
-        ) from error
-    return messages, progress

@@ -7,6 +7,9 @@ from typing import Any
 
 import numpy as np
 
+#: A NumPy array of any shape and dtype.
+Array = np.ndarray[Any, np.dtype[Any]]
+
 #: Names of the reductions that array collectives know.
 OPS = ("sum", "mean", "max", "min", "prod")
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from communicators.base import Array, CommunicatorBase
+from communicators.base import CommunicatorBase
+from communicators.dtypes import Array
 from communicators.transports.progress import Handle
 
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from communicators.buckets import Bucket
-
-Array = np.ndarray[Any, np.dtype[Any]]
+from communicators.dtypes import Array
 
 
 def pack(

@@ -13,18 +13,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
-
+from communicators.dtypes import Array
 from communicators.topology import coordinates
 
 if TYPE_CHECKING:
     from communicators.base import CommunicatorBase
     from communicators.transports.mpi import MpiTransport
     from communicators.transports.progress import Steps
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def create_grid_groups(

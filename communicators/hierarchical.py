@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from communicators.base import Array, CommunicatorBase
+from communicators.base import CommunicatorBase
+from communicators.dtypes import Array
 from communicators.transports.progress import Handle, Steps
 
 

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from communicators.agreement import Agreement, digest_of
-from communicators.array_collectives import check_root
+from communicators.arguments import check_root
 from communicators.buckets import ArraySpec, Bucket, plan_buckets
 from communicators.dtypes import (
+    Array,
     check_fixed_size,
     check_op,
     result_dtype,
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from communicators.base import CommunicatorBase
     from communicators.transports.progress import Handle
 
-Array = np.ndarray[Any, np.dtype[Any]]
 
 #: Buckets in flight at once. Bounds the memory beyond the arrays themselves.
 MAX_IN_FLIGHT = 4

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from communicators.base import Array, CommunicatorBase
+from communicators.base import CommunicatorBase
+from communicators.dtypes import Array
 from communicators.errors import TopologyError
 from communicators.grid import chunks_of, create_grid_groups, grid_all_reduce
 from communicators.topology import default_dims, parse_dims

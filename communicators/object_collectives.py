@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from communicators.array_collectives import check_max_buf_len, check_root
-from communicators.dtypes import check_op
+from communicators.arguments import NO_ROOT, check_one_per_rank, enter
+from communicators.dtypes import Array, check_op
 
 if TYPE_CHECKING:
     from communicators.agreement import Agreement
     from communicators.transports.messages import Messenger
 
-Array = np.ndarray[Any, np.dtype[Any]]
 #: A reduction of objects by name, or a function of two.
 ObjectOp = str | Callable[[Any, Any], Any]
 
@@ -89,7 +88,6 @@ class ObjectCollectives:
         self.size = messenger.size
 
     def bcast(self, obj: Any, max_buf_len: int | None, root: int) -> Any:
-        root = -1 if root is None else root
         own = [obj] if self.rank == root else []
         data = self._enter("bcast_obj", own, root, max_buf_len)
         nbytes = self._messenger.share_from(data[0].size if data else None, root)
@@ -99,7 +97,6 @@ class ObjectCollectives:
         return obj if data else loaded[0]
 
     def gather(self, obj: Any, root: int) -> list[Any] | None:
-        root = -1 if root is None else root
         (packed,) = self._enter("gather_obj", [obj], root)
         sizes = self._messenger.share(packed.size)
         parts = [np.empty(n, np.uint8) for n in sizes] if self.rank == root else []
@@ -124,11 +121,7 @@ class ObjectCollectives:
         return self._load("alltoall_obj", parts)
 
     def scatter(self, objs: Sequence[Any] | None, root: int) -> Any:
-        root = -1 if root is None else root
-        if self.rank == root:
-            packed = self._enter_rows("scatter_obj", objs, root)
-        else:
-            packed = self._enter("scatter_obj", [], root)
+        packed = self._enter_rows("scatter_obj", objs, root)
         sizes = self._messenger.share_from([data.size for data in packed], root)
         part = np.empty(sizes[self.rank], np.uint8)
         self._messenger.exchange(list(enumerate(packed)), [(root, part)], "scatter_obj")
@@ -223,38 +216,28 @@ class ObjectCollectives:
         self,
         operation: str,
         objs: Sequence[Any],
-        root: int | None = None,
+        root: Any = NO_ROOT,
         max_buf_len: int | None = None,
     ) -> list[Array]:
-        error = None
-        packed: list[Array] = []
-        try:
-            if root is not None:
-                check_root(root, self.size, operation)
-            check_max_buf_len(max_buf_len, operation)
-            packed = [pickled(obj, operation) for obj in objs]
-        except (TypeError, ValueError) as failure:
-            error = failure
-        details = "" if root is None else f"root={root}"
-        if max_buf_len is not None:
-            details += f", max_buf_len={max_buf_len}"
-        self._agreement.check(operation, details, error=error)
-        return packed
+        return enter(
+            self._agreement,
+            operation,
+            lambda: [pickled(obj, operation) for obj in objs],
+            size=self.size,
+            root=root,
+            max_buf_len=max_buf_len,
+        )
 
     def _enter_rows(
-        self, operation: str, objs: Sequence[Any] | None, root: int | None = None
+        self, operation: str, objs: Any, root: Any = NO_ROOT
     ) -> list[Array]:
-        if objs is not None and hasattr(objs, "__len__") and len(objs) == self.size:
-            return self._enter(operation, objs, root)
-        has_length = objs is not None and hasattr(objs, "__len__")
-        got = f"{len(objs)} objects" if objs and has_length else repr(objs)
-        error = ValueError(
-            f"{operation}: rank {self.rank} of {self.size} got {got}; "
-            f"expected {self.size}, one per rank"
-        )
-        details = "" if root is None else f"root={root}"
-        self._agreement.check(operation, details, error=error)
-        raise AssertionError("an agreement on an error raises")
+        def prepare() -> list[Array]:
+            if root is not NO_ROOT and root != self.rank:
+                return []
+            check_one_per_rank(objs, self.size, operation, "objects")
+            return [pickled(obj, operation) for obj in objs]
+
+        return enter(self._agreement, operation, prepare, size=self.size, root=root)
 
     def _load(self, operation: str, parts: Sequence[Array]) -> list[Any]:
         error = None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from communicators.agreement import meet_once
 from communicators.errors import CommunicatorError, UnavailableError
-from communicators.limits import DEFAULT_TIMEOUT_S
+from communicators.limits import DEFAULT_TIMEOUT_S, check_timeout
 
 if TYPE_CHECKING:
     from communicators.base import CommunicatorBase
@@ -66,7 +66,7 @@ def known_communicators() -> list[str]:
 
 def available_communicators() -> list[str]:
     """Return the names that can be used on this machine, sorted."""
-    return [name for name in known_communicators() if _missing(name) is None]
+    return [name for name in known_communicators() if _is_available(name)]
 
 
 def create_communicator(
@@ -91,20 +91,21 @@ def create_communicator(
     try:
         found = _load(_check_name(name))
         _check_options(name, found, options)
-        missing = getattr(found, "missing", lambda: None)()
+        missing = found.missing()
         if missing:
-            raise UnavailableError(missing)
+            raise UnavailableError(
+                f"communicator {name!r}: {missing}. Communicators that work here: "
+                f"{', '.join(available_communicators()) or 'none'}"
+            )
     except (TypeError, ValueError, CommunicatorError) as failure:
         error = failure
     # A name or an option that is wrong on one rank must not leave the others waiting.
     timeout_s = options.get("timeout_s", DEFAULT_TIMEOUT_S)
-    valid = timeout_s is None or (isinstance(timeout_s, int | float) and timeout_s > 0)
-    meet_once(
-        mpi_comm,
-        timeout_s if valid else DEFAULT_TIMEOUT_S,
-        f"create_communicator {name!r}",
-        error,
-    )
+    try:
+        check_timeout(timeout_s)
+    except ValueError as failure:
+        error, timeout_s = error or failure, DEFAULT_TIMEOUT_S
+    meet_once(mpi_comm, timeout_s, f"create_communicator {name!r}", error)
     assert found is not None
     return found(mpi_comm, **options)
 
@@ -127,10 +128,9 @@ def _check_options(
     for ancestor in cls.__mro__:
         if "__init__" not in vars(ancestor) or ancestor is object:
             continue
-        parameters = list(
-            inspect.signature(vars(ancestor)["__init__"]).parameters.values()
-        )[1:]
-        known += [p.name for p in parameters if p.kind not in (p.VAR_KEYWORD,)]
+        signature = inspect.signature(vars(ancestor)["__init__"])
+        parameters = list(signature.parameters.values())[1:]
+        known += [p.name for p in parameters if p.kind is not p.VAR_KEYWORD]
         if not any(p.kind is p.VAR_KEYWORD for p in parameters):
             break
     accepted = [option for option in known if option != "mpi_comm"]
@@ -143,36 +143,30 @@ def _check_options(
 
 
 def _load(name: str) -> type[CommunicatorBase]:
+    from communicators.base import CommunicatorBase
+
     target = _table.get(name)
-    if target is None:
-        point = _entry_points()[name]
-        try:
-            loaded: type[CommunicatorBase] = point.load()
-        except (ImportError, AttributeError) as error:
-            raise UnavailableError(
-                f"communicator {name!r}: the entry point {point.value!r} cannot be "
-                f"loaded ({error})"
-            ) from error
-        return loaded
-    if not isinstance(target, str):
-        return target
-    module_name, _, class_name = target.partition(":")
     try:
-        found: type[CommunicatorBase] = getattr(
-            importlib.import_module(module_name), class_name
-        )
-    except ImportError as error:
+        if target is None:
+            target = _entry_points()[name].load()
+        elif isinstance(target, str):
+            module_name, _, class_name = target.partition(":")
+            target = getattr(importlib.import_module(module_name), class_name)
+    except (ImportError, AttributeError) as error:
+        what = target or _entry_points()[name].value
         raise UnavailableError(
-            f"communicator {name!r}: cannot import {target} ({error}). mpi4py and an "
-            "MPI library come with: pip install 'chainermn-ng[mpich]'"
+            f"communicator {name!r}: cannot import {what} ({error})"
         ) from error
-    return found
+    if not (isinstance(target, type) and issubclass(target, CommunicatorBase)):
+        raise TypeError(f"communicator {name!r}: {target!r} is no CommunicatorBase")
+    return target
 
 
-def _missing(name: str) -> str | None:
-    if name == "pure_nccl":
-        return "no NCCL transport"
-    return None
+def _is_available(name: str) -> bool:
+    try:
+        return _load(name).missing() is None
+    except (UnavailableError, TypeError):
+        return False
 
 
 def _entry_points() -> dict[str, Any]:

@@ -17,7 +17,7 @@ from chainermn_ng.communicators.parameters import (
     to_host,
 )
 from communicators import MismatchError
-from communicators.array_collectives import check_root
+from communicators.arguments import check_root
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from chainermn_ng.communicators import ChainerCommunicator
 from chainermn_ng.communicators.factory import engine_of
 from chainermn_ng.datasets.scatter_plan import ScatterPlan, exact_part
 from chainermn_ng.datasets.scattered_dataset import ScatteredDataset
-from communicators.array_collectives import check_max_buf_len, check_root
+from communicators.arguments import check_max_buf_len, check_root
 
 # Messages of a scatter in progress are told apart from those of the script by it.
 _TAG = 15_990

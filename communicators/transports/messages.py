@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
+from communicators.dtypes import Array
 from communicators.errors import CommunicationTimeoutError, CommunicatorError
-from communicators.transports.mpi import Array, post_recv, post_send
+from communicators.transports.mpi import post_recv, post_send
 from communicators.transports.waiting import Backoff, wait_all
 
 ANY_SOURCE: int = MPI.ANY_SOURCE

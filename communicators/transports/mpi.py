@@ -13,10 +13,8 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from communicators.dtypes import ufunc_of
+from communicators.dtypes import Array, ufunc_of
 from communicators.transports.progress import Steps
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 #: MPI counts are 32-bit in many builds; longer messages are cut.
 MAX_MESSAGE_BYTES = 1 << 30

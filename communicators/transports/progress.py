@@ -85,10 +85,6 @@ class Progress:
         operation.advance()
         return operation
 
-    def run(self, steps: Steps, label: str) -> Any:
-        """Begin an operation, wait for it, and return its result."""
-        return self.start(steps, label).wait()
-
     def drive_until(self, target: _Operation) -> None:
         """Advance everything in flight until ``target`` is complete.
 
