@@ -12,7 +12,6 @@ ends with a message which names the pattern.
 from __future__ import annotations
 
 import argparse
-import importlib
 import os
 import platform
 import socket
@@ -146,7 +145,8 @@ def average_gradients(name: str, nbytes: int, timeout_s: float) -> None:
 
 def findings(comm: communicators.CommunicatorBase) -> list[str]:
     """Return the lines that describe the job. Collective."""
-    messages = importlib.import_module("communicators.transports.messages")
+    from communicators.transports.messages import library_version
+
     versions = []
     for package in PACKAGES:
         try:
@@ -156,10 +156,10 @@ def findings(comm: communicators.CommunicatorBase) -> list[str]:
     own = f"{platform.python_implementation()} {platform.python_version()}"
     setups = comm.allgather_obj((own, tuple(versions)))
     lines = [
-        f"ranks:    {comm.size} on {comm.topology.n_hosts} hosts ({comm.topology})",
+        f"ranks:    {comm.size}, hosts: {comm.topology.n_hosts} ({comm.topology})",
         f"hosts:    {', '.join(sorted(set(comm.allgather_obj(socket.gethostname()))))}",
         f"cores:    {os.cpu_count()} on the host of rank 0",
-        f"MPI:      {messages.library_version()}",
+        f"MPI:      {library_version()}",
         f"Python:   {own}",
         f"packages: {', '.join(versions)}",
     ]

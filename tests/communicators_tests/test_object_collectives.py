@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from helpers.ranks import assert_all_ranks
 
-from communicators import RankFailedError, create_communicator
-from communicators.transports import messages, mpi
+from communicators import RankFailedError
+from communicators.transports import mpi
 
 OBJECTS = [None, 0, "text", {"a": [1, (2, None)]}, b"", np.arange(3), {1, 2}]
 
@@ -128,10 +128,3 @@ def test_an_error_names_the_part_that_cannot_be_pickled(flat):
     with pytest.raises(TypeError, match=r"rank 0.*\['transform'\]\[0\] \(function\)"):
         flat.bcast_obj(obj if flat.rank == 0 else None)
     flat.barrier()
-
-
-@pytest.mark.parallel([2])
-def test_no_message_has_more_than_two_gib():
-    assert mpi.MAX_MESSAGE_BYTES < 2**31
-    with create_communicator("flat") as comm:
-        assert isinstance(comm._messenger, messages.Messenger)

@@ -84,6 +84,12 @@ def test_a_target_of_another_form_is_refused():
         register_communicator("mine", "package.module.Class")
 
 
+@pytest.mark.parametrize("target", [3, None])
+def test_a_target_that_is_neither_class_nor_text_is_refused(target):
+    with pytest.raises(TypeError, match="expected a class"):
+        register_communicator("mine", target)
+
+
 def run_python(code: str, **env: str) -> str:
     finished = subprocess.run(
         [sys.executable, "-W", "error", "-c", textwrap.dedent(code)],
@@ -137,6 +143,24 @@ def test_an_entry_point_adds_a_name(tmp_path):
         """
     )
     assert out.strip() == "True theirs"
+
+
+def test_targets_that_cannot_be_used_are_not_available_and_say_why():
+    run_python(
+        """
+        import communicators as c
+        c.register_communicator("absent", "no_such_module:Class")
+        c.register_communicator("other", dict)
+        assert not {"absent", "other"} & set(c.available_communicators())
+        for name, error in (("absent", c.UnavailableError), ("other", TypeError)):
+            try:
+                c.create_communicator(name)
+            except error as caught:
+                assert name in str(caught), caught
+            else:
+                raise AssertionError(name)
+        """
+    )
 
 
 def test_a_class_without_a_reduction_is_refused_at_definition():

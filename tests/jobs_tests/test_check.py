@@ -14,7 +14,7 @@ CHECK = ["-m", "chainermn_ng.check", "--mbytes", "1"]
 def test_a_sound_machine_gets_a_report_and_status_0(n_ranks):
     job = run_job(n_ranks, CHECK)
     assert job.returncode == 0, job.output
-    assert f"ranks:    {n_ranks} on 1 hosts" in job.stdout
+    assert f"ranks:    {n_ranks}, hosts: 1" in job.stdout
     for what in ("MPI:", "broadcast large", "pass round a ring", "repeat reductions"):
         assert what in job.stdout, job.output
     assert "average by multi_ring" in job.stdout
