@@ -12,6 +12,7 @@ import chainer
 
 import communicators
 from chainermn_ng.communicators import gradients, identity, model_sync, settings
+from chainermn_ng.communicators.parameters import named_parameters
 
 # The same in every MPI that mpi4py knows; MPI need not be started to say it.
 _ANY_TAG = -1
@@ -245,6 +246,7 @@ class ChainerCommunicator:
         Raises:
             MismatchError: the parameters differ in path, shape or dtype.
         """
+        _check_model(model)
         label = f"bcast_data({self._model_label(model)})"
         model_sync.synchronise_model(self.engine, model, label, root=root)
 
@@ -284,9 +286,10 @@ class ChainerCommunicator:
             MismatchError: a rank averages another model, or its parameters differ
                 in path, shape or dtype. Raised on all ranks; nothing is changed.
         """
+        _check_model(model)
         gradients.mean_gradients(
             self.engine,
-            model,
+            named_parameters(model),
             label or f"multi_node_mean_grad({self._model_label(model)})",
             zero_fill=zero_fill,
             loss_scale=loss_scale,
@@ -318,8 +321,6 @@ class ChainerCommunicator:
         return self._n_evaluators - 1
 
     def _model_label(self, model: chainer.Link) -> str:
-        if not isinstance(model, chainer.Link):
-            raise TypeError(f"expected a chainer.Link; got {type(model).__qualname__}")
         return f"{type(model).__name__}, model {self._models.number_of(model)}"
 
     # -- settings, as ChainerMN has them ---------------------------------------------
@@ -358,6 +359,11 @@ class ChainerCommunicator:
             self.set_config(name, value)
         else:
             object.__setattr__(self, name, value)
+
+
+def _check_model(model: object) -> None:
+    if not isinstance(model, chainer.Link):
+        raise TypeError(f"expected a chainer.Link; got {type(model).__qualname__}")
 
 
 def _take_over_contracts() -> None:

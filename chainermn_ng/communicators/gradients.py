@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import chainer
@@ -10,14 +11,13 @@ import numpy as np
 import communicators
 from chainermn_ng.communicators.parameters import (
     gradient_of,
-    named_parameters,
     set_gradient,
 )
 
 
 def mean_gradients(
     engine: communicators.CommunicatorBase,
-    model: chainer.Link,
+    parameters: Sequence[tuple[str, chainer.Parameter]],
     label: str,
     *,
     zero_fill: bool = False,
@@ -32,8 +32,9 @@ def mean_gradients(
 
     Args:
         engine: the communicator.
-        model: its parameters' gradients are averaged in place, in their own dtype
-            and memory layout.
+        parameters: of a model, with their paths, in an order equal on all ranks (see
+            :func:`named_parameters`); their gradients are averaged in place, in
+            their own dtype and memory layout.
         label: says to the ranks' agreement which gradients these are.
         zero_fill: give a gradient of zeros to the parameters for which no rank has
             one; by default it stays ``None``.
@@ -47,11 +48,7 @@ def mean_gradients(
         MismatchError: parameters, shapes, dtypes or the label differ between ranks;
             raised on all of them, nothing is changed.
     """
-    parameters = [
-        (name, parameter)
-        for name, parameter in named_parameters(model)
-        if parameter.is_initialized
-    ]
+    parameters = [item for item in parameters if item[1].is_initialized]
     try:
         grads = _own_gradients(parameters, share)
     except (RuntimeError, TypeError, ValueError) as error:
@@ -86,7 +83,7 @@ def mean_gradients(
 
 
 def _own_gradients(
-    parameters: list[tuple[str, chainer.Parameter]], share: float | None
+    parameters: Sequence[tuple[str, chainer.Parameter]], share: float | None
 ) -> list[Any]:
     """Return the gradients, each in memory of its own, scaled to this rank's part."""
     taken: set[int] = set()
@@ -131,7 +128,7 @@ def _on_device(parameter: chainer.Parameter, array: Any) -> Any:
 
 
 def _loss_scale_of_gradients(
-    parameters: list[tuple[str, chainer.Parameter]], grads: list[Any]
+    parameters: Sequence[tuple[str, chainer.Parameter]], grads: list[Any]
 ) -> float | None:
     for (_, parameter), grad in zip(parameters, grads, strict=True):
         if grad is not None:

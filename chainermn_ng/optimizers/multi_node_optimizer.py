@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import operator
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import chainer
@@ -13,6 +13,7 @@ import numpy as np
 from chainer.serializer import Deserializer
 
 from chainermn_ng.communicators import ChainerCommunicator
+from chainermn_ng.communicators.gradients import mean_gradients
 from chainermn_ng.communicators.model_sync import (
     settle_lazy_parameters,
     synchronise_model,
@@ -108,7 +109,9 @@ class MultiNodeOptimizer:
                 or have different hyperparameters or models; raised on all ranks.
                 Neither weights nor gradients have been changed then.
         """
-        if self._known is None or self._known != self._paths():
+        # Walking through a large model takes time: once before, once after the pass.
+        parameters = named_parameters(self.target)
+        if self._known is None or self._known != _paths(parameters):
             self._synchronise(has_gradients=lossfun is None)
         if not self._batch_is_checked:
             self._batch_is_checked = True
@@ -119,13 +122,16 @@ class MultiNodeOptimizer:
             self.actual_optimizer.target.cleargrads()
         elif lossfun is not None:
             self._compute_gradients(lossfun, args, kwds)
+            parameters = named_parameters(self.target)
         elif self._lazy and self._settle():
             self._warn_of_first_gradient()
         actual = self.actual_optimizer
-        self.communicator.multi_node_mean_grad(
-            actual.target,
-            self.zero_fill,
-            label=self._label("mean of the gradients"),
+        settings = optimizer_state.describe_hyperparameters(actual, parameters)
+        mean_gradients(
+            self.communicator.engine,
+            parameters,
+            f"{self._label('mean of the gradients')} [{settings}]",
+            zero_fill=self.zero_fill,
             loss_scale=actual._loss_scale,
             share=share,
         )
@@ -140,7 +146,7 @@ class MultiNodeOptimizer:
         Args:
             root: the rank that has them.
         """
-        label = self._label("bcast_state", hyperparameters=False)
+        label = self._label("bcast_state")
         comm, actual = self.communicator, self.actual_optimizer
         result = synchronise_model(comm.engine, actual.target, label, root=root)
         state = None
@@ -149,7 +155,7 @@ class MultiNodeOptimizer:
         state = comm.bcast_obj(state, root=root)
         if comm.rank != root:
             optimizer_state.apply(actual, state)
-        self._known, self._lazy = self._paths(), result.lazy
+        self._known, self._lazy = _paths(named_parameters(self.target)), result.lazy
 
     def _compute_gradients(self, lossfun: Any, args: Any, kwds: Any) -> None:
         actual = self.actual_optimizer
@@ -172,7 +178,7 @@ class MultiNodeOptimizer:
 
     def _synchronise(self, has_gradients: bool) -> None:
         comm, actual = self.communicator, self.actual_optimizer
-        label = self._label("synchronise the model", hyperparameters=False)
+        label = self._label("synchronise the model")
         result = synchronise_model(
             comm.engine, actual.target, label, compare=has_gradients
         )
@@ -182,7 +188,7 @@ class MultiNodeOptimizer:
             state = comm.bcast_obj(state, root=0)
             if comm.rank != 0:
                 optimizer_state.apply(actual, state)
-        self._known, self._lazy = self._paths(), result.lazy
+        self._known, self._lazy = _paths(named_parameters(self.target)), result.lazy
         if result.differed:
             self._warn_of_first_gradient()
 
@@ -218,21 +224,13 @@ class MultiNodeOptimizer:
 
     # -- what the ranks compare, and tell ---------------------------------------------
 
-    def _paths(self) -> tuple[str, ...]:
-        return tuple(name for name, _ in named_parameters(self.target))
-
-    def _label(self, what: str, *, hyperparameters: bool = True) -> str:
-        actual = self.actual_optimizer
+    def _label(self, what: str) -> str:
         if self._identity is None:
             # A copy counts from its first use: one rank may make copies that it
             # only keeps.
             self._identity = self.communicator.new_optimizer_identity(self._copied_from)
-        label = f"optimizer {self._identity} ({type(actual).__name__}), {what}"
-        if hyperparameters:
-            parameters = named_parameters(actual.target)
-            text = optimizer_state.describe_hyperparameters(actual, parameters)
-            label += f" [{text}]"
-        return label
+        kind = type(self.actual_optimizer).__name__
+        return f"optimizer {self._identity} ({kind}), {what}"
 
     def _warn_of_first_gradient(self) -> None:
         if self.communicator.rank == 0:
@@ -288,3 +286,7 @@ class MultiNodeOptimizer:
     def _become_a_copy(self) -> None:
         self._copied_from = self._identity or self._copied_from
         self._identity = None
+
+
+def _paths(parameters: Sequence[tuple[str, chainer.Parameter]]) -> tuple[str, ...]:
+    return tuple(name for name, _ in parameters)
