@@ -16,9 +16,10 @@ import sys
 from importlib import metadata
 from types import TracebackType
 
-from chainermn_ng import compat, global_except_hook, job_control, worker_processes
-from chainermn_ng.old_name import answer_old_name
-from chainermn_ng.run_program import UsageError, run_program
+from chainermn_ng import compat, global_except_hook, job_control
+from chainermn_ng.launcher import worker_processes
+from chainermn_ng.launcher.old_name import answer_old_name
+from chainermn_ng.launcher.run_program import UsageError, run_program
 
 _USAGE = __doc__ or ""
 _HELP_OPTIONS = ("-h", "--help")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import multiprocessing
 import multiprocessing.spawn
-import os
+import pathlib
 from typing import Any
 
 _original = multiprocessing.spawn.get_preparation_data
@@ -19,10 +19,10 @@ class _PrepareWorker:
     """Pickles as code that prepares the worker which unpickles it."""
 
     def __reduce__(self) -> tuple[Any, tuple[str]]:
-        folder = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+        folder = str(pathlib.Path(__file__).resolve().parents[2])
         return exec, (
             f"import sys; sys.path.append({folder!r})\n"
-            "import chainermn_ng.worker_processes as worker\n"
+            "import chainermn_ng.launcher.worker_processes as worker\n"
             "worker.prepare_this_worker()",
         )
 
@@ -46,7 +46,7 @@ def prepare_workers() -> None:
 
 def prepare_this_worker() -> None:
     """Called in the worker, whose import of this module has prepared Chainer."""
-    from chainermn_ng.old_name import answer_old_name
+    from chainermn_ng.launcher.old_name import answer_old_name
 
     answer_old_name()
     prepare_workers()
