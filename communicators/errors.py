@@ -30,6 +30,30 @@ class UnavailableError(CommunicatorError):
     """A communicator needs something that this machine does not have."""
 
 
+class NcclError(CommunicatorError):
+    """A call of NCCL failed.
+
+    Attributes:
+        call: the function of NCCL that failed, such as ``"ncclAllReduce"``.
+        code: its ``ncclResult_t``.
+        reason: what NCCL said.
+    """
+
+    def __init__(self, call: str, code: int, reason: str) -> None:
+        # The arguments as they came: what pickles an exception calls the class again.
+        super().__init__(call, code, reason)
+        self.call = call
+        self.code = code
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return (
+            f"{self.call} failed with NCCL's code {self.code}: {self.reason}. With "
+            "NCCL_DEBUG=WARN in the environment NCCL prints why, with "
+            "NCCL_DEBUG=INFO every step of its set-up too"
+        )
+
+
 # A failure on one rank is raised on the others too, as the nearest of these: user
 # classes may not exist, or not be constructible from a text, on the other ranks.
 _SHARED_TYPES: tuple[type[Exception], ...] = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from communicators import nccl_bindings
 from communicators.base import CommunicatorBase
 from communicators.dtypes import Array
 from communicators.errors import UnavailableError
@@ -18,13 +19,10 @@ class PureNcclCommunicator(CommunicatorBase):
 
     @classmethod
     def missing(cls) -> str | None:
-        try:
-            import cupy.cuda.nccl  # type: ignore[import-not-found,unused-ignore]
-        except ImportError as error:
-            return f"CuPy with NCCL cannot be imported ({error})"
-        return (
-            f"CuPy's NCCL {cupy.cuda.nccl.get_build_version()} is there, but this "
-            "version of chainermn_ng has no NCCL transport"
+        name = nccl_bindings.default_name()
+        return nccl_bindings.missing(name) or (
+            f"NCCL {nccl_bindings.load(name).library} is there, but this version of "
+            "chainermn_ng has no NCCL transport"
         )
 
     def all_reduce_flat(self, buffer: Array, op: str) -> None:

@@ -19,8 +19,8 @@ import communicators
 REPOSITORY = pathlib.Path(__file__).resolve().parents[1]
 PACKAGES = ["communicators", "chainermn_ng"]
 
-# Used where present: device arrays, and dtypes that NumPy lacks.
-OPTIONAL = {"cupy", "ml_dtypes"}
+# Used where present: device arrays, dtypes that NumPy lacks, NCCL.
+OPTIONAL = {"cupy", "ml_dtypes", "pynccl"}
 
 _PRINT_METADATA = """
 import json, setuptools
