@@ -89,6 +89,7 @@ class Agreement:
             raise CommunicatorError(f"{label}: this communicator has been finalized")
         self.sequence += 1
         bits = b"" if presence is None else _packed(presence)
+        self._messenger.raise_if_failed()
         if self._messenger.is_broken:
             raise CommunicatorError(
                 f"{label}: this communicator is unusable after an earlier time-out"

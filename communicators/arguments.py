@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from communicators.agreement import Agreement
+from communicators.errors import CommunicatorError
 
 _T = TypeVar("_T")
 
@@ -33,8 +34,8 @@ def enter(
     Args:
         agreement: of the communicator.
         operation: the collective's name.
-        prepare: makes what the collective works on; its ``TypeError`` or
-            ``ValueError`` is raised on all ranks.
+        prepare: makes what the collective works on; its ``TypeError``,
+            ``ValueError`` or ``CommunicatorError`` is raised on all ranks.
         size: number of ranks.
         root: checked, and the same on all ranks.
         max_buf_len: checked, and the same on all ranks.
@@ -56,7 +57,7 @@ def enter(
             details.append(f"max_buf_len={max_buf_len}")
             check_max_buf_len(max_buf_len, operation)
         prepared = prepare()
-    except (TypeError, ValueError) as failure:
+    except (TypeError, ValueError, CommunicatorError) as failure:
         error = failure
     agreement.check(operation, ", ".join(details), error=error)
     return prepared

@@ -9,19 +9,24 @@ import numpy as np
 
 from communicators.arguments import NO_ROOT, check_one_per_rank, enter
 from communicators.buckets import ArraySpec
+from communicators.devices.device import Device
+from communicators.devices.kinds import CPU, GPU, as_array
 from communicators.dtypes import Array, check_fixed_size
+from communicators.errors import CommunicatorError, MismatchError
+from communicators.roads import MpiRoad, NcclRoad, Road, to_bytes
 
 if TYPE_CHECKING:
     from communicators.agreement import Agreement
+    from communicators.base import CommunicatorBase
     from communicators.transports.messages import Messenger
 
 # What the receiver must know: whether it is a tuple, and each array's spec.
 _Header = tuple[bool, list[ArraySpec]]
 # The header, and the arrays themselves.
-_Prepared = tuple[_Header, list[Array]]
+_Prepared = tuple[_Header, list[Any]]
 
 
-def as_array_list(data: object, operation: str) -> tuple[bool, list[Array]]:
+def as_array_list(data: object, operation: str) -> tuple[bool, list[Any]]:
     """Return whether ``data`` is a sequence, and its arrays.
 
     NumPy scalars count as zero-dimensional arrays.
@@ -31,47 +36,18 @@ def as_array_list(data: object, operation: str) -> tuple[bool, list[Array]]:
     """
     is_tuple = isinstance(data, tuple | list)
     items: Sequence[Any] = data if is_tuple else [data]  # type: ignore[assignment]
-    arrays = []
-    for item in items:
-        if isinstance(item, np.ma.MaskedArray):
-            raise TypeError(
-                f"{operation}: a masked array would lose its mask; fill it, or use "
-                f"{operation}_obj"
-            )
-        if not isinstance(item, np.ndarray | np.generic):
-            raise TypeError(
-                f"{operation}: expected a NumPy array or a tuple of arrays; got "
-                f"{type(item).__module__}.{type(item).__qualname__}. For other "
-                f"objects there is {operation}_obj"
-            )
-        array = np.asarray(item)
+    arrays = [as_array(item, operation) for item in items]
+    for array in arrays:
         check_fixed_size(array.dtype, operation)
-        arrays.append(array)
     return is_tuple, arrays
 
 
-def _to_bytes(array: Array) -> Array:
-    flat = np.ascontiguousarray(array).reshape(-1)
-    if flat.dtype.itemsize == 0:
-        return np.empty(0, np.uint8)
-    return flat.view(np.uint8)
-
-
-def _allocate(header: _Header) -> tuple[list[Array], list[Array]]:
-    arrays = [np.empty(spec.shape, spec.dtype) for spec in header[1]]
-    return arrays, [_to_bytes(array) for array in arrays]
-
-
-def _assemble(header: _Header, arrays: list[Array]) -> Any:
+def _assemble(header: _Header, arrays: list[Any]) -> Any:
     return tuple(arrays) if header[0] else arrays[0]
 
 
-def _by_rank(rows: Sequence[_Prepared]) -> list[tuple[int, Array]]:
-    return [
-        (dest, _to_bytes(array))
-        for dest, (_, arrays) in enumerate(rows)
-        for array in arrays
-    ]
+def _by_rank(rows: Sequence[_Prepared]) -> list[tuple[int, Any]]:
+    return [(dest, array) for dest, (_, arrays) in enumerate(rows) for array in arrays]
 
 
 class ArrayCollectives:
@@ -80,7 +56,10 @@ class ArrayCollectives:
     Contracts are in :class:`communicators.base.CommunicatorBase`.
     """
 
-    def __init__(self, messenger: Messenger, agreement: Agreement) -> None:
+    def __init__(
+        self, comm: CommunicatorBase, messenger: Messenger, agreement: Agreement
+    ) -> None:
+        self._comm = comm
         self._messenger = messenger
         self._agreement = agreement
         self.rank = messenger.rank
@@ -90,43 +69,50 @@ class ArrayCollectives:
         own = data if self.rank == root else ()
         header, arrays = self._enter("bcast", own, root, max_buf_len)
         header = self._messenger.share_from(header, root)
-        if self.rank == root:
-            for array in arrays:
-                self._messenger.broadcast(_to_bytes(array), root, max_buf_len)
-            return data
-        received, views = _allocate(header)
-        for view in views:
-            self._messenger.broadcast(view, root, max_buf_len)
-        return _assemble(header, received)
+        road = self._road("bcast", [header])
+        if self.rank != root:
+            arrays = [road.empty(spec) for spec in header[1]]
+        for array in arrays:
+            road.broadcast(array, root, max_buf_len)
+        return data if self.rank == root else _assemble(header, arrays)
 
     def gather(self, data: Any, root: int) -> Any:
         header, arrays = self._enter("gather", data, root)
         headers = self._messenger.share(header)
-        outgoing = [(root, _to_bytes(array)) for array in arrays]
+        road = self._road("gather", headers)
+        outgoing = [(root, array) for array in arrays]
         if self.rank != root:
-            self._messenger.exchange(outgoing, [], "gather")
+            road.exchange(outgoing, [], "gather")
             return None
-        return self._collect("gather", outgoing, headers)
+        return self._collect("gather", road, outgoing, headers)
 
     def allgather(self, data: Any) -> Any:
         header, arrays = self._enter("allgather", data)
         headers = self._messenger.share(header)
-        views = [_to_bytes(array) for array in arrays]
-        outgoing = [(dest, view) for dest in range(self.size) for view in views]
-        return self._collect("allgather", outgoing, headers)
+        road = self._road("allgather", headers)
+        if isinstance(road, NcclRoad) and all(other == header for other in headers):
+            columns = [road.allgather(array, self.size) for array in arrays]
+            return tuple(
+                _assemble(header, [column[rank] for column in columns])
+                for rank in range(self.size)
+            )
+        outgoing = [(dest, array) for dest in range(self.size) for array in arrays]
+        return self._collect("allgather", road, outgoing, headers)
 
     def alltoall(self, data: Any) -> Any:
         rows = self._enter_rows("alltoall", data)
         table = self._messenger.share([header for header, _ in rows])
+        road = self._road("alltoall", [header for row in table for header in row])
         headers = [headers[self.rank] for headers in table]
-        return self._collect("alltoall", _by_rank(rows), headers)
+        return self._collect("alltoall", road, _by_rank(rows), headers)
 
     def scatter(self, data: Any, root: int) -> Any:
         rows = self._enter_rows("scatter", data, root)
         headers = self._messenger.share_from([header for header, _ in rows], root)
-        received, views = _allocate(headers[self.rank])
-        incoming = [(root, view) for view in views]
-        self._messenger.exchange(_by_rank(rows), incoming, "scatter")
+        road = self._road("scatter", headers)
+        received = [road.empty(spec) for spec in headers[self.rank][1]]
+        incoming = [(root, array) for array in received]
+        road.exchange(_by_rank(rows), incoming, "scatter")
         return _assemble(headers[self.rank], received)
 
     def send(self, data: Any, dest: int, tag: int) -> None:
@@ -136,7 +122,7 @@ class ArrayCollectives:
             # The receiver waits for this message; it gets the reason instead.
             self._messenger.send((None, str(error)), [], dest, tag)
             raise
-        views = [_to_bytes(array) for array in arrays]
+        views = [to_bytes(_to_host(array)) for array in arrays]
         self._messenger.send((header, None), views, dest, tag)
 
     def recv(self, source: int, tag: int) -> Any:
@@ -145,19 +131,30 @@ class ArrayCollectives:
         def allocate(message: tuple[_Header | None, str | None]) -> list[Array]:
             if message[0] is None:
                 return []
-            arrays, views = _allocate(message[0])
-            received.extend(arrays)
-            return views
+            received.extend(np.empty(spec.shape, spec.dtype) for spec in message[0][1])
+            return [to_bytes(array) for array in received]
 
         (header, refused), sender, _ = self._messenger.receive(source, tag, allocate)
         if header is None:
             raise TypeError(f"recv: rank {sender} could not send: {refused}")
-        return _assemble(header, received)
+        return _assemble(
+            header,
+            [
+                self._to_device(array) if spec.kind == GPU else array
+                for array, spec in zip(received, header[1], strict=True)
+            ],
+        )
+
+    def _to_device(self, array: Array) -> Any:
+        device = self._comm.devices.of_kind(GPU, "recv")
+        return device.xp.asarray(array)
 
     # -- parts ---
 
     def _prepare(self, operation: str, data: Any) -> _Prepared:
         is_tuple, arrays = as_array_list(data, operation)
+        if operation != "send":
+            self._comm.devices.for_arrays(arrays, operation)
         return (is_tuple, [ArraySpec.of(array) for array in arrays]), arrays
 
     def _enter(
@@ -187,17 +184,57 @@ class ArrayCollectives:
 
         return enter(self._agreement, operation, prepare, size=self.size, root=root)
 
+    def _road(self, operation: str, headers: Sequence[_Header]) -> Road:
+        """Return the way for the arrays of all ranks. Collective.
+
+        Raises:
+            MismatchError: arrays of both kinds; on all ranks.
+        """
+        kinds = sorted({spec.kind for header in headers for spec in header[1]})
+        if len(kinds) > 1:
+            raise MismatchError(
+                f"{operation}: some of the arrays are on the CPU, others on a GPU"
+            )
+        device = self._device(operation, kinds[0] if kinds else CPU)
+        nccl = self._comm.nccl
+        if not device.uses_nccl or nccl is None:
+            return MpiRoad(self._messenger)
+        return NcclRoad(nccl, device)  # type: ignore[arg-type]
+
+    def _device(self, operation: str, kind: str) -> Device:
+        devices = self._comm.devices
+        if kind == CPU:
+            return self._comm.open_device(devices.host)
+        device, error = None, None
+        try:
+            device = devices.of_kind(kind, operation)
+        except CommunicatorError as failure:
+            error = failure
+        if self._comm.nccl is None:
+            # Where only the root has arrays, the others learn of the GPU just now, and
+            # may have none.
+            self._comm.agree(f"{operation} of GPU arrays", error=error)
+        assert device is not None
+        return self._comm.open_device(device)
+
     def _collect(
         self,
         operation: str,
-        outgoing: list[tuple[int, Array]],
+        road: Road,
+        outgoing: list[tuple[int, Any]],
         headers: list[_Header],
     ) -> tuple[Any, ...]:
         incoming = []
         received = []
         for source, header in enumerate(headers):
-            arrays, views = _allocate(header)
+            arrays = [road.empty(spec) for spec in header[1]]
             received.append(_assemble(header, arrays))
-            incoming += [(source, view) for view in views]
-        self._messenger.exchange(outgoing, incoming, operation)
+            incoming += [(source, array) for array in arrays]
+        road.exchange(outgoing, incoming, operation)
         return tuple(received)
+
+
+def _to_host(array: Any) -> Array:
+    """Return the array in host memory. Waits for the current stream."""
+    host: Array = array if isinstance(array, np.ndarray) else array.get()
+    return host

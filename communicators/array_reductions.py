@@ -9,13 +9,17 @@ import numpy as np
 from communicators.agreement import Agreement
 from communicators.array_collectives import as_array_list
 from communicators.buckets import ArraySpec
-from communicators.dtypes import Array, accumulation_dtype, check_op, result_dtype
+from communicators.device_reductions import is_native, start_reduction
+from communicators.devices.device import Device
+from communicators.devices.host import padded
+from communicators.dtypes import accumulation_dtype, check_op, result_dtype
+from communicators.errors import CommunicatorError
 
 if TYPE_CHECKING:
     from communicators.base import CommunicatorBase
 
 # An input array and the dtype of its result.
-_Prepared = tuple[Array, np.dtype[Any]]
+_Prepared = tuple[Any, np.dtype[Any]]
 
 
 class ArrayReductions:
@@ -31,32 +35,70 @@ class ArrayReductions:
         self._agreement = agreement
 
     def allreduce(self, data: Any, op: str) -> Any:
-        is_tuple, prepared = self._enter("allreduce", data, op)
+        is_tuple, prepared, device = self._enter("allreduce", data, op)
         results = []
         for array, dtype in prepared:
-            flat = _accumulator(array, dtype)
-            if flat.size:
-                self._comm.all_reduce_flat(flat, _kind(op))
+            if device.uses_nccl:
+                flat = self._reduced_by_nccl(device, array, dtype, op)
+            else:
+                flat = _accumulator(array, dtype)
+                if flat.size:
+                    self._comm.all_reduce_flat(flat, _kind(op))
             results.append(self._finish(flat, array.shape, dtype, op))
         return tuple(results) if is_tuple else results[0]
 
     def reduce_scatter(self, data: Any, op: str) -> Any:
         n_rows = self._comm.size
-        is_tuple, prepared = self._enter("reduce_scatter", data, op, n_rows)
+        is_tuple, prepared, device = self._enter("reduce_scatter", data, op, n_rows)
         ring = self._comm.world_ring()
         results = []
         for array, dtype in prepared:
-            flat = _accumulator(array, dtype)
-            steps = ring.reduce_scatter(flat, _kind(op), self._comm.next_tag())
-            own = self._comm.start_steps(steps).wait()
+            if device.uses_nccl:
+                own = self._scattered_by_nccl(device, array, dtype, op)
+            else:
+                flat = _accumulator(array, dtype)
+                steps = ring.reduce_scatter(flat, _kind(op), self._comm.next_tag())
+                own = self._comm.start_steps(steps).wait()
             results.append(self._finish(own, array.shape[1:], dtype, op))
         return tuple(results) if is_tuple else results[0]
 
+    def _reduced_by_nccl(
+        self, device: Any, array: Any, dtype: np.dtype[Any], op: str
+    ) -> Any:
+        """Return the flat result, in the dtype of accumulation."""
+        wide = accumulation_dtype(dtype)
+        n_padded = padded(array.size, wide.itemsize, self._comm.buffer_parts)
+        flat = device.xp.zeros(n_padded, wide)
+        flat[: array.size] = array.reshape(-1)
+        if array.size:
+            start_reduction(self._comm, device, device.wrap(flat), _kind(op)).wait()
+        return flat[: array.size]
+
+    def _scattered_by_nccl(
+        self, device: Any, array: Any, dtype: np.dtype[Any], op: str
+    ) -> Any:
+        wide = accumulation_dtype(dtype)
+        if not is_native(wide, _kind(op)):
+            # Rare dtypes: each rank reduces its own rows of all ranks' data.
+            whole = self._reduced_by_nccl(device, array, dtype, op)
+            return whole.reshape(self._comm.size, -1)[self._comm.rank]
+        flat = device.xp.empty(array.size, wide)
+        flat[...] = array.reshape(-1)
+        if not array.size:
+            return flat
+        nccl = self._comm.nccl
+        assert nccl is not None
+        steps = nccl.reduce_scatter(device.wrap(flat), _kind(op), 0)
+        own = self._comm.start_steps(steps).wait()
+        device.wait_for(own)
+        return device.view(own).copy()
+
     def _enter(
         self, operation: str, data: Any, op: str, n_rows: int | None = None
-    ) -> tuple[bool, list[_Prepared]]:
-        error = None
+    ) -> tuple[bool, list[_Prepared], Device]:
+        error: Exception | None = None
         is_tuple, prepared = False, []
+        device = self._comm.devices.host
         try:
             check_op(op)
             is_tuple, arrays = as_array_list(data, operation)
@@ -67,15 +109,17 @@ class ArrayReductions:
                         "one block per rank"
                     )
                 prepared.append((array, result_dtype(array.dtype, op, operation)))
-        except (TypeError, ValueError) as failure:
+            device = self._comm.devices.for_arrays(arrays, operation)
+            check_reducible_here(self._comm, device, operation)
+        except (TypeError, ValueError, CommunicatorError) as failure:
             error = failure
         specs = [str(ArraySpec.of(array)) for array, _ in prepared]
         self._agreement.check(operation, f"op={op}, {', '.join(specs)}", error=error)
-        return is_tuple, prepared
+        return is_tuple, prepared, self._comm.open_device(device)
 
     def _finish(
-        self, flat: Array, shape: tuple[int, ...], dtype: np.dtype[Any], op: str
-    ) -> Array:
+        self, flat: Any, shape: tuple[int, ...], dtype: np.dtype[Any], op: str
+    ) -> Any:
         if op == "mean":
             flat = flat / self._comm.size
         # A copy where ``flat`` is a part of a larger buffer, which it would keep.
@@ -83,11 +127,31 @@ class ArrayReductions:
         return flat.astype(dtype, copy=is_part).reshape(shape)
 
 
+def check_reducible_here(
+    comm: CommunicatorBase, device: Device, operation: str
+) -> None:
+    """Refuse kinds of arrays that a communicator's algorithm does not take.
+
+    Raises:
+        TypeError: with what the communicator takes.
+    """
+    if not device.uses_nccl and device.kind not in comm.device_types:
+        raise TypeError(
+            f"{operation}: {comm.name} reduces GPU arrays only; got arrays in "
+            f"{device}. The communicator 'flat' takes both kinds"
+        )
+    if device.kind not in comm.device_types and device.kind == "gpu":
+        raise TypeError(
+            f"{operation}: the communicator {comm.name!r} reduces NumPy arrays only; "
+            f"got arrays on {device}"
+        )
+
+
 def _kind(op: str) -> str:
     return "sum" if op == "mean" else op
 
 
-def _accumulator(array: Array, dtype: np.dtype[Any]) -> Array:
+def _accumulator(array: Any, dtype: np.dtype[Any]) -> Any:
     flat = np.empty(array.size, accumulation_dtype(dtype))
     np.copyto(flat.reshape(array.shape), array, casting="unsafe")
     return flat

@@ -6,7 +6,8 @@ import logging
 from typing import Any
 
 from communicators.base import CommunicatorBase
-from communicators.dtypes import Array
+from communicators.devices.buffer import DeviceBuffer
+from communicators.devices.device import FlatBuffer
 from communicators.registry import create_communicator
 from communicators.topology import Topology
 from communicators.transports.progress import Handle
@@ -29,19 +30,23 @@ class AutoCommunicator(CommunicatorBase):
     """Reduces as the communicator that suits the topology does.
 
     One host: ``flat``. Several hosts with equal numbers of ranks: ``multi_ring``.
-    Unequal hosts: ``hierarchical``. Rank 0 logs the choice to ``chainermn_ng``.
+    Unequal hosts: ``hierarchical``. Rank 0 logs the choice to ``chainermn_ng``. GPU
+    arrays go by one NCCL all-reduce over all ranks, as with ``pure_nccl``: NCCL has its
+    own measure of the topology.
 
     Attributes:
         chosen (str): the name of the communicator that it took.
     """
 
     name = "auto"
+    device_types = ("cpu", "gpu")
 
     def __init__(self, mpi_comm: Any = None, **options: Any) -> None:
         super().__init__(mpi_comm, **options)
         self.chosen, reason = choose(self.topology)
         self._inner = self.hold(
-            create_communicator(self.chosen, self.mpi_comm, **self.options)
+            create_communicator(self.chosen, self.mpi_comm, **self.options),
+            on_devices=False,
         )
         if self.rank == 0:
             _logger.info(
@@ -52,5 +57,8 @@ class AutoCommunicator(CommunicatorBase):
                 reason,
             )
 
-    def start_all_reduce_flat(self, buffer: Array, op: str) -> Handle:
+    def start_all_reduce_flat(self, buffer: FlatBuffer, op: str) -> Handle:
+        if isinstance(buffer, DeviceBuffer):
+            steps = self.world_ring().all_reduce(buffer, op, self.next_tag())
+            return self.start_steps(steps)
         return self._inner.start_all_reduce_flat(buffer, op)

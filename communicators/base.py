@@ -7,15 +7,18 @@ import importlib.util
 import threading
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, Self, TypeVar
 
 import numpy as np
 
-from communicators import leaving
+from communicators import leaving, nccl_bindings
 from communicators.agreement import FINALIZE, Agreement, Details
 from communicators.array_collectives import ArrayCollectives
 from communicators.array_reductions import ArrayReductions
 from communicators.buckets import DEFAULT_BUCKET_BYTES, ArraySpec
+from communicators.devices.choose import DeviceChoice
+from communicators.devices.device import Device, FlatBuffer, NcclDevice
+from communicators.devices.host import nccl_takes_host_memory
 from communicators.dtypes import Array, parse_wire_dtype
 from communicators.errors import (
     CommunicatorError,
@@ -24,7 +27,7 @@ from communicators.errors import (
 )
 from communicators.limits import DEFAULT_TIMEOUT_S, check_timeout
 from communicators.local_rank import local_rank, remember_local_rank
-from communicators.many_arrays import ManyArrays
+from communicators.many_arrays import MAX_IN_FLIGHT, ManyArrays
 from communicators.object_collectives import ObjectCollectives, ObjectOp
 from communicators.topology import (
     TOPOLOGY_VARIABLE,
@@ -34,7 +37,10 @@ from communicators.topology import (
 from communicators.transports import load
 
 if TYPE_CHECKING:
+    from communicators.transports.group import Group
     from communicators.transports.mpi import MpiTransport
+    from communicators.transports.nccl import NcclTransport
+    from communicators.transports.nccl_session import NcclSession
     from communicators.transports.progress import Handle, Steps
 
 
@@ -90,7 +96,10 @@ class CommunicatorBase:
             for half precision.
         bucket_bytes: upper bound of the flat buffers in :meth:`allreduce_arrays`.
         timeout_s: how long a rank waits for the others, in seconds; ``None``: for
-            ever.
+            ever. NCCL operations too: one that takes longer ends the job.
+        nccl_binding: how NCCL is called for GPU arrays: ``"cupy"`` or ``"pynccl"``;
+            ``None``: what ``CHAINERMN_NG_NCCL_BINDING`` says, else ``"cupy"``.
+            Loaded at the first use of GPU arrays, and here if it is given.
 
     Raises:
         TopologyError: the topology does not fit; on all ranks.
@@ -99,7 +108,8 @@ class CommunicatorBase:
 
     Attributes:
         name: the name in the registry.
-        device_types: the kinds of arrays that it takes.
+        device_types: the kinds of arrays that it reduces: ``"cpu"`` (NumPy), ``"gpu"``
+            (CuPy, and what has ``__cuda_array_interface__``).
         real_host: number of the machine that this rank runs on, never pretended;
             counts the hosts of this communicator.
     """
@@ -115,18 +125,24 @@ class CommunicatorBase:
         allreduce_grad_dtype: Any = None,
         bucket_bytes: int = DEFAULT_BUCKET_BYTES,
         timeout_s: float | None = DEFAULT_TIMEOUT_S,
+        nccl_binding: str | None = None,
     ) -> None:
         missing = self.missing()
         if missing:
             raise UnavailableError(f"{type(self).__qualname__}: {missing}")
         # A lone raise would leave the other ranks waiting: the ranks agree first.
-        error = _settings_error(bucket_bytes, timeout_s, allreduce_grad_dtype)
+        error = _settings_error(
+            bucket_bytes, timeout_s, allreduce_grad_dtype, nccl_binding
+        )
         if error is not None:
             bucket_bytes, allreduce_grad_dtype = 0, None
             timeout_s = DEFAULT_TIMEOUT_S
         self.bucket_bytes = bucket_bytes
         self.timeout_s = timeout_s
         self.allreduce_grad_dtype = parse_wire_dtype(allreduce_grad_dtype)
+        # One that is only the default need not be there until it is used.
+        self._given_binding = nccl_binding
+        self.nccl_binding = nccl_binding or nccl_bindings.default_name()
         messages = load("messages")
         self.mpi_comm = messages.world() if mpi_comm is None else mpi_comm
         self._lock = threading.RLock()
@@ -137,18 +153,23 @@ class CommunicatorBase:
         self.agree(
             f"create_communicator {self.name or type(self).__qualname__}",
             f"allreduce_grad_dtype={self.allreduce_grad_dtype}, "
-            f"bucket_bytes={self.bucket_bytes}",
+            f"bucket_bytes={self.bucket_bytes}, nccl_binding={self.nccl_binding}",
             error=error,
         )
         self._progress = load("progress").Progress(timeout_s, self._messenger.give_up)
-        self._arrays = ArrayCollectives(self._messenger, self._agreement)
+        self._arrays = ArrayCollectives(self, self._messenger, self._agreement)
         self._objects = ObjectCollectives(self._messenger, self._agreement)
         self._reductions = ArrayReductions(self, self._agreement)
         self._many = ManyArrays(self, self._agreement)
-        self._groups: list[MpiTransport] = []
+        self.devices = DeviceChoice(self.device_types, self.bucket_bytes, MAX_IN_FLIGHT)
+        self._groups: list[_GroupEntry] = []
+        self._mpi_transports: list[MpiTransport] = []
         self._held: list[CommunicatorBase] = []
+        self._held_on_devices: list[CommunicatorBase] = []
         self._n_started = 0
-        self._world_ring: MpiTransport | None = None
+        self._world_ring: Group | None = None
+        self._session: NcclSession | None = None
+        self._before_device_use: list[Callable[[], None]] = []
         real = Topology.from_names(messages.shared_memory_hosts(self.mpi_comm))
         self.real_host = real.inter_rank(self.rank)
         remember_local_rank(
@@ -258,6 +279,7 @@ class CommunicatorBase:
             "allreduce_grad_dtype": self.allreduce_grad_dtype,
             "bucket_bytes": self.bucket_bytes,
             "timeout_s": self.timeout_s,
+            "nccl_binding": self._given_binding,
         }
 
     @property
@@ -268,8 +290,11 @@ class CommunicatorBase:
         other keys are the groups of the reductions, such as ``"intra"``.
         """
         counts = {"messages": self._messenger.sent_bytes}
-        for group in self._groups:
-            counts[group.label] = counts.get(group.label, 0) + group.sent_bytes
+        if self._session is not None and self._session.world.sent_bytes:
+            counts["world"] = self._session.world.sent_bytes
+        for transport in self._transports():
+            before = counts.get(transport.label, 0)
+            counts[transport.label] = before + transport.sent_bytes
         for held in self._held:
             for label, sent in held.sent_bytes.items():
                 counts[label] = counts.get(label, 0) + sent
@@ -277,7 +302,12 @@ class CommunicatorBase:
 
     # -- for those who implement one ---
 
-    def all_reduce_flat(self, buffer: Array, op: str) -> None:
+    @property
+    def buffer_parts(self) -> int:
+        """Into how many equal parts device buffers are to be divisible."""
+        return 1
+
+    def all_reduce_flat(self, buffer: FlatBuffer, op: str) -> None:
         """Reduce one flat buffer over all ranks, in place.
 
         Called by ``allreduce`` and ``allreduce_arrays`` after the ranks have agreed.
@@ -285,51 +315,134 @@ class CommunicatorBase:
 
         Args:
             buffer: one-dimensional, C-contiguous, of the same length (at least 1)
-                and dtype on all ranks.
+                and dtype on all ranks. A NumPy array; with ``"gpu"`` in
+                :attr:`device_types` also a
+                :class:`~communicators.devices.buffer.DeviceBuffer`, whose length is a
+                multiple of :attr:`buffer_parts`.
             op: ``"sum"``, ``"max"``, ``"min"`` or ``"prod"``.
         """
         self.start_all_reduce_flat(buffer, op).wait()
 
-    def start_all_reduce_flat(self, buffer: Array, op: str) -> Handle:
+    def start_all_reduce_flat(self, buffer: FlatBuffer, op: str) -> Handle:
         """Begin :meth:`all_reduce_flat`; ``wait()`` of the result completes it.
 
-        Several may be in flight, begun in the same order on all ranks.
+        Several may be in flight, begun in the same order on all ranks. A device
+        buffer is complete when its fence says so: ``wait()`` does not block then.
         """
         self.all_reduce_flat(buffer, op)
         finished: Handle = load("progress").Finished()
         return finished
 
     def create_group(
-        self, label: str, color: int | None, key: int
-    ) -> MpiTransport | None:
-        """Make a transport among the ranks of equal colour. Collective.
+        self, label: str, color: int | None, key: int, lane: int = 0
+    ) -> Group | None:
+        """Make the transports among the ranks of equal colour. Collective.
 
         Args:
             label: name in :attr:`sent_bytes`.
             color: ranks of one colour form a group; ``None`` for no group.
             key: order within the group.
+            lane: NCCL operations of groups with lane 1 may run beside those of lane 0.
         """
+        part = load("messages").split_mpi(self.mpi_comm, color, key)
+        group: Group | None = None
+        if part is not None:
+            group = load("group").Group(load("mpi").MpiTransport(part, label))
+        entry = _GroupEntry(group, label, color, key, lane)
+        self._groups.append(entry)
+        if self._session is not None:
+            self._session.add_group(*entry)
+        return group
+
+    def create_mpi_transport(
+        self, label: str, color: int | None, key: int
+    ) -> MpiTransport | None:
+        """Make a transport for host memory only. Otherwise as :meth:`create_group`."""
         part = load("messages").split_mpi(self.mpi_comm, color, key)
         if part is None:
             return None
-        group: MpiTransport = load("mpi").MpiTransport(part, label)
-        self._groups.append(group)
-        return group
+        transport: MpiTransport = load("mpi").MpiTransport(part, label)
+        self._mpi_transports.append(transport)
+        return transport
 
-    def hold(self, inner: CommunicatorBase) -> CommunicatorBase:
+    def hold(
+        self, inner: CommunicatorBase, *, on_devices: bool = True
+    ) -> CommunicatorBase:
         """Take over another communicator of the same ranks that does the reducing.
 
         Its bytes count as this one's, and it is finalized with this one.
+
+        Args:
+            inner: made with ``self.mpi_comm``.
+            on_devices: it reduces device buffers too.
         """
         self._held.append(inner)
+        if on_devices:
+            self._held_on_devices.append(inner)
         return inner
 
-    def world_ring(self) -> MpiTransport:
-        """Return the transport over all ranks, made at the first call. Collective."""
+    def world_ring(self) -> Group:
+        """Return the transports over all ranks, made at the first call. Collective."""
         if self._world_ring is None:
             self._world_ring = self.create_group("world", 0, self.rank)
         assert self._world_ring is not None
         return self._world_ring
+
+    @collective
+    def open_device(self, device: Device) -> Device:
+        """Set up NCCL at the first use of a device that needs it. Collective.
+
+        Called by the collectives once all ranks have agreed on the kind of arrays.
+
+        Returns:
+            Device: the given one.
+
+        Raises:
+            UnavailableError: NCCL or its binding is missing on some rank.
+            CommunicatorError: two ranks of one host on the same device.
+            MismatchError: different versions of NCCL.
+            NcclError: NCCL refuses. All on all ranks.
+        """
+        if not device.uses_nccl:
+            return device
+        for callback in self._before_device_use:
+            callback()
+        if self._session is None:
+            self._session = load("nccl_session").NcclSession(
+                self.name or type(self).__qualname__,
+                self.nccl_binding,
+                device,
+                self._messenger,
+                self._agreement,
+                self.real_host,
+            )
+            leaving.attach(self._agreement, self._session)
+            for entry in self._groups:
+                self._session.add_group(*entry)
+            for inner in self._held_on_devices:
+                inner.open_device(device)
+        self._session.raise_if_failed()
+        return device
+
+    @property
+    def nccl(self) -> NcclTransport | None:
+        """NCCL over all ranks, once a device has been used."""
+        return None if self._session is None else self._session.world
+
+    @property
+    def nccl_device(self) -> NcclDevice:
+        """The device whose buffers :meth:`all_reduce_flat` is given."""
+        assert self._session is not None
+        return self._session.device
+
+    def before_device_collectives(self, callback: Callable[[], None]) -> None:
+        """Let ``callback`` be called before each collective on device arrays.
+
+        Two NCCL communicators of one process must not be used in another order than on
+        the other ranks. Who uses a second one in the background waits there for its
+        operations to end.
+        """
+        self._before_device_use.append(callback)
 
     def next_tag(self) -> int:
         """Return a tag for one operation on transports. Same order on all ranks."""
@@ -638,14 +751,20 @@ class CommunicatorBase:
     def finalize(self) -> None:
         """Leave together and free what MPI holds. Collective; safe to call twice."""
         messages = load("messages")
-        if self._messenger.is_broken or messages.is_finalized():
+        is_over = self._messenger.is_broken or messages.is_finalized()
+        if is_over:
             leaving.close(self._agreement)
         elif leaving.close(self._agreement):
             self.agree(FINALIZE)
             for held in self._held:
                 held.finalize()
-            for group in self._groups:
-                group.finalize()
+        else:
+            return
+        if self._session is not None:
+            self._session.close(ranks_are_together=not is_over)
+        if not is_over:
+            for transport in self._transports():
+                transport.finalize()
             self._messenger.finalize()
 
     def __enter__(self) -> Self:
@@ -663,6 +782,10 @@ class CommunicatorBase:
             self.finalize()
 
     # -- parts ---
+
+    def _transports(self) -> list[Group | MpiTransport]:
+        groups = [entry.group for entry in self._groups if entry.group is not None]
+        return [*groups, *self._mpi_transports]
 
     def _check_peer(self, operation: str, peer: int, tag: int) -> None:
         for what, value in (("rank", peer), ("tag", tag)):
@@ -688,8 +811,18 @@ def _is_int32(value: object) -> bool:
 _MAX_TAG = 16000
 
 
+class _GroupEntry(NamedTuple):
+    """A group that the ranks have made; ``group`` is ``None`` on ranks in none."""
+
+    group: Group | None
+    label: str
+    color: int | None
+    key: int
+    lane: int
+
+
 def _settings_error(
-    bucket_bytes: Any, timeout_s: Any, allreduce_grad_dtype: Any
+    bucket_bytes: Any, timeout_s: Any, allreduce_grad_dtype: Any, nccl_binding: Any
 ) -> Exception | None:
     """Return why the settings cannot be used, or ``None``."""
     if not isinstance(bucket_bytes, int) or bucket_bytes < 0:
@@ -697,6 +830,11 @@ def _settings_error(
     try:
         check_timeout(timeout_s)
         parse_wire_dtype(allreduce_grad_dtype)
-    except ValueError as error:
+        nccl_takes_host_memory()
+        if nccl_binding is not None:
+            nccl_bindings.load(nccl_binding)
+        else:
+            nccl_bindings.default_name()
+    except (ValueError, CommunicatorError) as error:
         return error
     return None

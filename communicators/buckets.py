@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from communicators.devices.kinds import CPU, GPU, kind_of
+
 #: Bytes of a bucket on the wire. Large enough to amortise the latency of a
 #: reduction, small enough that several are in flight at once and stay in cache.
 DEFAULT_BUCKET_BYTES = 4 * 1024 * 1024
@@ -15,13 +17,19 @@ DEFAULT_BUCKET_BYTES = 4 * 1024 * 1024
 
 @dataclass(frozen=True)
 class ArraySpec:
-    """Shape and dtype of an array that a rank does not hold.
+    """Shape, dtype and kind of memory of an array that a rank does not hold.
 
     Stands for a missing array in ``allreduce_arrays``.
+
+    Attributes:
+        shape: as NumPy has it.
+        dtype: as NumPy has it.
+        kind: ``"cpu"`` (NumPy) or ``"gpu"`` (CuPy).
     """
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
+    kind: str = CPU
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", tuple(int(n) for n in self.shape))
@@ -30,7 +38,9 @@ class ArraySpec:
     @classmethod
     def of(cls, array: Any) -> ArraySpec:
         """Return the spec of an array, or the spec itself."""
-        return array if isinstance(array, cls) else cls(array.shape, array.dtype)
+        if isinstance(array, cls):
+            return array
+        return cls(array.shape, array.dtype, kind_of(array) or CPU)
 
     @property
     def n_elems(self) -> int:
@@ -43,7 +53,8 @@ class ArraySpec:
         return self.n_elems * self.dtype.itemsize
 
     def __str__(self) -> str:
-        return f"shape {self.shape} {self.dtype}"
+        where = " on a GPU" if self.kind == GPU else ""
+        return f"shape {self.shape} {self.dtype}{where}"
 
 
 @dataclass

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from communicators.base import CommunicatorBase
-from communicators.dtypes import Array
+from communicators.devices.device import FlatBuffer
 from communicators.transports.progress import Finished, Handle
 
 
@@ -15,10 +15,11 @@ class DummyCommunicator(CommunicatorBase):
     """
 
     name = "dummy"
+    device_types = ("cpu", "gpu")
 
-    def all_reduce_flat(self, buffer: Array, op: str) -> None:
+    def all_reduce_flat(self, buffer: FlatBuffer, op: str) -> None:
         steps = self.world_ring().all_reduce(buffer, op, self.next_tag())
         self.start_steps(steps).wait()
 
-    def start_all_reduce_flat(self, buffer: Array, op: str) -> Handle:
+    def start_all_reduce_flat(self, buffer: FlatBuffer, op: str) -> Handle:
         return Finished()

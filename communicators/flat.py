@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from communicators.base import CommunicatorBase
-from communicators.dtypes import Array
+from communicators.devices.device import FlatBuffer
 from communicators.transports.progress import Handle
 
 
@@ -14,7 +14,8 @@ class FlatCommunicator(CommunicatorBase):
     """
 
     name = "flat"
+    device_types = ("cpu", "gpu")
 
-    def start_all_reduce_flat(self, buffer: Array, op: str) -> Handle:
+    def start_all_reduce_flat(self, buffer: FlatBuffer, op: str) -> Handle:
         steps = self.world_ring().all_reduce(buffer, op, self.next_tag())
         return self.start_steps(steps)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from communicators.base import CommunicatorBase
-from communicators.dtypes import Array
+from communicators.devices.device import FlatBuffer
 from communicators.transports.progress import Handle, Steps
 
 
@@ -19,6 +19,7 @@ class HierarchicalCommunicator(CommunicatorBase):
     """
 
     name = "hierarchical"
+    device_types = ("cpu", "gpu")
 
     def __init__(self, mpi_comm: Any = None, **options: Any) -> None:
         super().__init__(mpi_comm, **options)
@@ -30,10 +31,10 @@ class HierarchicalCommunicator(CommunicatorBase):
             "inter", 0 if is_leader else None, self.inter_rank
         )
 
-    def start_all_reduce_flat(self, buffer: Array, op: str) -> Handle:
+    def start_all_reduce_flat(self, buffer: FlatBuffer, op: str) -> Handle:
         return self.start_steps(self._all_reduce(buffer, op, self.next_tag()))
 
-    def _all_reduce(self, buffer: Array, op: str, tag: int) -> Steps:
+    def _all_reduce(self, buffer: FlatBuffer, op: str, tag: int) -> Steps:
         yield from self._intra.reduce(buffer, op, tag)
         if self._inter is not None:
             yield from self._inter.all_reduce(buffer, op, tag)

@@ -8,13 +8,17 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+from typing import Any
 
 from communicators.agreement import Agreement
+from communicators.errors import CommunicatorError
 
 # Agreements whose ranks may still call collectives. Kept until finalize on purpose: a
 # communicator that one rank's garbage collector took and another's did not would
 # leave the ranks with different sets here.
 _open: list[Agreement] = []
+# What they use NCCL through, if they do.
+_sessions: dict[Agreement, Any] = {}
 _pid = 0
 
 # Ranks that end together need not tell each other.
@@ -34,7 +38,13 @@ def close(agreement: Agreement) -> bool:
     if agreement not in _open:
         return False
     _open.remove(agreement)
+    _sessions.pop(agreement, None)
     return True
+
+
+def attach(agreement: Agreement, session: Any) -> None:
+    """Note the NCCL session of a communicator, to be taken down at the end."""
+    _sessions[agreement] = session
 
 
 def leave() -> None:
@@ -53,6 +63,12 @@ def leave() -> None:
 
     if is_finalized():
         return
+    for session in _sessions.values():
+        try:
+            # Others wait for what this rank still sends. Its watchdog has a time limit.
+            session.synchronize()
+        except CommunicatorError as error:
+            sys.stderr.write(f"chainermn_ng: at exit: {error}\n")
     waiting = {a: a.start_leaving() for a in _open if a.is_usable()}
     backoff = Backoff()
     next_look = _LOOK_EVERY_S
@@ -76,6 +92,8 @@ def leave() -> None:
             has_announced = True
             for agreement in waiting:
                 agreement.announce_leaving()
+    for session in _sessions.values():
+        session.close(ranks_are_together=not has_given_up())
     if has_given_up():
         # MPI cannot be finalised while a collective that some rank never joined is
         # pending: without this the job would hang here.

@@ -10,19 +10,21 @@ import numpy as np
 
 from communicators.agreement import Agreement, digest_of
 from communicators.arguments import check_root
+from communicators.array_reductions import check_reducible_here
 from communicators.buckets import ArraySpec, Bucket, plan_buckets
+from communicators.device_reductions import start_reduction
+from communicators.devices.device import Device
+from communicators.devices.kinds import as_array, kind_of
 from communicators.dtypes import (
-    Array,
     check_fixed_size,
     check_op,
     result_dtype,
     wire_dtype,
 )
-from communicators.flat_buffer import pack, unpack
+from communicators.errors import CommunicatorError
 
 if TYPE_CHECKING:
     from communicators.base import CommunicatorBase
-    from communicators.transports.progress import Handle
 
 
 #: Buckets in flight at once. Bounds the memory beyond the arrays themselves.
@@ -42,25 +44,29 @@ class ManyArrays:
         self._agreement = agreement
         self._digests: dict[Any, bytes] = {}
         self._plans: dict[Any, list[Bucket]] = {}
-        self._free: list[Array] = []
 
     def allreduce(
         self,
-        arrays: Sequence[Array | ArraySpec],
+        arrays: Sequence[Any],
         op: str,
         names: Sequence[str] | None,
         label: str,
-    ) -> list[Array | None]:
-        error = None
+    ) -> list[Any]:
+        error: Exception | None = None
         names = _default_names(arrays, names)
+        device = self._comm.devices.host
+        given = arrays
         try:
             check_op(op)
             _check_names(names, arrays, label)
+            arrays = _as_arrays(names, arrays, label)
             for name, array in zip(names, arrays, strict=True):
                 _check_reducible(name, array, op, label)
-        except (TypeError, ValueError) as failure:
+            device = self._comm.devices.for_arrays(arrays, label)
+            check_reducible_here(self._comm, device, label)
+        except (TypeError, ValueError, CommunicatorError) as failure:
             error = failure
-        present = [isinstance(array, np.ndarray) for array in arrays]
+        present = [not isinstance(array, ArraySpec) for array in arrays]
         key = () if error else _key(names, arrays)
         union = self._agreement.check(
             f"{label}, {op}, on the wire {self._comm.allreduce_grad_dtype}",
@@ -70,34 +76,44 @@ class ManyArrays:
             presence=present,
         )
         assert union is not None
-        sources: list[Array | None] = [
-            array if isinstance(array, np.ndarray) else None for array in arrays
+        self._comm.open_device(device)
+        sources: list[Any] = [
+            array if here else None for array, here in zip(arrays, present, strict=True)
         ]
-        results: list[Array | None] = [
-            np.empty(array.shape, array.dtype) if source is None and wanted else source
+        results: list[Any] = [
+            device.xp.empty(array.shape, array.dtype)
+            if source is None and wanted
+            else source
             for array, source, wanted in zip(arrays, sources, union, strict=True)
         ]
         scale = 1.0 / self._comm.size if op == "mean" else None
-        plan = self._plan(key, union, arrays)
-        self._reduce(plan, sources, results, "sum" if op == "mean" else op, scale)
-        return results
+        plan = self._plan(key, union, arrays, op, device)
+        op = "sum" if op == "mean" else op
+        self._reduce(device, plan, sources, results, op, scale)
+        return [
+            array if here else result
+            for array, here, result in zip(given, present, results, strict=True)
+        ]
 
     def bcast(
         self,
-        arrays: Sequence[Array],
+        arrays: Sequence[Any],
         root: int,
         names: Sequence[str] | None,
         label: str,
     ) -> None:
-        error = None
+        error: Exception | None = None
         names = _default_names(arrays, names)
+        device = self._comm.devices.host
         try:
             check_root(root, self._comm.size, label)
             _check_names(names, arrays, label)
+            arrays = _as_arrays(names, arrays, label)
             for name, array in zip(names, arrays, strict=True):
                 _check_writable(name, array, label)
                 check_fixed_size(array.dtype, label)
-        except (TypeError, ValueError) as failure:
+            device = self._comm.devices.for_arrays(arrays, label)
+        except (TypeError, ValueError, CommunicatorError) as failure:
             error = failure
         key = () if error else _key(names, arrays)
         self._agreement.check(
@@ -106,6 +122,9 @@ class ManyArrays:
             digest=self._digest(key),
             error=error,
         )
+        if device.uses_nccl:
+            self._bcast_by_nccl(self._comm.open_device(device), arrays, root)
+            return
         ring = self._comm.world_ring()
         for array in arrays:
             if array.size == 0:
@@ -116,30 +135,51 @@ class ManyArrays:
             if self._comm.rank != root and not np.shares_memory(flat, array):
                 np.copyto(array, flat.reshape(array.shape))
 
+    def _bcast_by_nccl(self, device: Device, arrays: Sequence[Any], root: int) -> None:
+        """Broadcast buckets, each made and undone by one kernel."""
+        nccl = self._comm.nccl
+        assert nccl is not None
+        specs = [ArraySpec.of(array) for array in arrays]
+        # The bytes of an array as they are, whatever they mean.
+        for bucket in plan_buckets(
+            [(i, spec.n_elems, spec.dtype) for i, spec in enumerate(specs)],
+            self._comm.bucket_bytes,
+        ):
+            buffer = device.take(bucket.n_elems, bucket.dtype, 1)
+            if self._comm.rank == root:
+                device.pack(bucket, arrays, buffer)
+            self._comm.start_steps(nccl.broadcast(buffer, 0, root)).wait()
+            if self._comm.rank != root:
+                device.unpack(bucket, arrays, buffer)
+            device.give_back(buffer)
+
     def _reduce(
         self,
+        device: Any,
         plan: list[Bucket],
-        sources: Sequence[Array | None],
-        results: Sequence[Array | None],
+        sources: Sequence[Any],
+        results: Sequence[Any],
         op: str,
         scale: float | None,
     ) -> None:
-        in_flight: deque[tuple[Bucket, Array, Array, Handle]] = deque()
+        in_flight: deque[tuple[Bucket, Any, Any]] = deque()
 
         def finish_first() -> None:
-            bucket, storage, buffer, handle = in_flight.popleft()
+            bucket, buffer, handle = in_flight.popleft()
             handle.wait()
-            unpack(bucket, results, buffer)
-            self._give_back(storage)
+            device.unpack(bucket, results, buffer)
+            device.give_back(buffer)
 
         for bucket in plan:
             if len(in_flight) == MAX_IN_FLIGHT:
                 finish_first()
-            storage = self._take(bucket.nbytes)
-            buffer = storage[: bucket.nbytes].view(bucket.dtype)
-            pack(bucket, sources, buffer, scale)
-            handle = self._comm.start_all_reduce_flat(buffer, op)
-            in_flight.append((bucket, storage, buffer, handle))
+            buffer = device.take(bucket.n_elems, bucket.dtype, self._comm.buffer_parts)
+            device.pack(bucket, sources, buffer, scale)
+            if device.uses_nccl:
+                handle: Any = start_reduction(self._comm, device, buffer, op)
+            else:
+                handle = self._comm.start_all_reduce_flat(buffer, op)
+            in_flight.append((bucket, buffer, handle))
         while in_flight:
             finish_first()
 
@@ -152,9 +192,17 @@ class ManyArrays:
         return digest
 
     def _plan(
-        self, key: Any, union: list[bool], arrays: Sequence[Array | ArraySpec]
+        self,
+        key: Any,
+        union: list[bool],
+        arrays: Sequence[Any],
+        op: str,
+        device: Device,
     ) -> list[Bucket]:
         wire = self._comm.allreduce_grad_dtype
+        if device.uses_nccl and op in ("max", "min"):
+            # Compared as integers, which NCCL has of 32 and 64 bits.
+            wire = None
         cache_key = (key, tuple(union), self._comm.bucket_bytes, wire)
         plan = self._plans.get(cache_key)
         if plan is None:
@@ -174,37 +222,43 @@ class ManyArrays:
             )
         return plan
 
-    def _take(self, nbytes: int) -> Array:
-        for i, storage in enumerate(self._free):
-            if storage.size >= nbytes:
-                return self._free.pop(i)
-        return np.empty(max(nbytes, self._comm.bucket_bytes), np.uint8)
-
-    def _give_back(self, storage: Array) -> None:
-        # A buffer for one huge array is not kept: it would double its memory.
-        if storage.size <= self._comm.bucket_bytes and len(self._free) < MAX_IN_FLIGHT:
-            self._free.append(storage)
-
 
 class _LazyDetails(Sequence[tuple[str, str]]):
     """Names and specs as text, made only when an error needs them."""
 
-    def __init__(self, key: Sequence[tuple[str, tuple[int, ...], Any]]) -> None:
+    def __init__(self, key: Sequence[tuple[str, tuple[int, ...], Any, str]]) -> None:
         self._key = key
 
     def __len__(self) -> int:
         return len(self._key)
 
     def __getitem__(self, index: Any) -> Any:
-        name, shape, dtype = self._key[index]
-        return name, f"shape {shape} {dtype}"
+        name, shape, dtype, kind = self._key[index]
+        return name, str(ArraySpec(shape, dtype, kind))
 
 
-def _key(names: Sequence[str], arrays: Sequence[Array | ArraySpec]) -> Any:
+def _key(names: Sequence[str], arrays: Sequence[Any]) -> Any:
     return tuple(
-        (name, array.shape, array.dtype)
+        (
+            name,
+            array.shape,
+            array.dtype,
+            array.kind if isinstance(array, ArraySpec) else kind_of(array),
+        )
         for name, array in zip(names, arrays, strict=True)
     )
+
+
+def _as_arrays(
+    names: Sequence[str], arrays: Sequence[Any], label: str
+) -> Sequence[Any]:
+    """Let GPU arrays of other packages be arrays of CuPy; leave specs alone."""
+    return [
+        array
+        if isinstance(array, ArraySpec | np.ndarray)
+        else as_array(array, f"{label}: {name}")
+        for name, array in zip(names, arrays, strict=True)
+    ]
 
 
 def _default_names(arrays: Sequence[Any], names: Sequence[str] | None) -> Sequence[str]:
@@ -219,11 +273,7 @@ def _check_names(names: Sequence[str], arrays: Sequence[Any], label: str) -> Non
 
 
 def _check_writable(name: str, array: Any, label: str) -> None:
-    if not isinstance(array, np.ndarray):
-        raise TypeError(
-            f"{label}: {name}: expected a NumPy array; got {type(array).__qualname__}"
-        )
-    if not array.flags.writeable:
+    if not getattr(array.flags, "writeable", True):
         raise ValueError(f"{label}: {name} is read-only; it is written in place")
 
 

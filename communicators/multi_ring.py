@@ -6,11 +6,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from communicators.base import CommunicatorBase
-from communicators.dtypes import Array
+from communicators.devices.buffer import DeviceBuffer
+from communicators.devices.device import FlatBuffer
 from communicators.errors import TopologyError
-from communicators.grid import chunks_of, create_grid_groups, grid_all_reduce
+from communicators.grid import (
+    chunks_of,
+    create_grid_groups,
+    grid_all_reduce,
+    issue_in_waves,
+)
 from communicators.topology import default_dims, parse_dims
-from communicators.transports.progress import Handle
+from communicators.transports.progress import Finished, Handle
 
 #: Below this size a chunk's latency costs more than its overlap gains.
 MIN_CHUNK_BYTES = 256 * 1024
@@ -40,6 +46,7 @@ class MultiRingCommunicator(CommunicatorBase):
     """
 
     name = "multi_ring"
+    device_types = ("cpu", "gpu")
 
     def __init__(
         self,
@@ -69,20 +76,25 @@ class MultiRingCommunicator(CommunicatorBase):
         self._groups_by_dim = create_grid_groups(self, self.dims)
 
     @property
+    def buffer_parts(self) -> int:
+        return self.size
+
+    @property
     def options(self) -> dict[str, Any]:
         # A part of the ranks has other factors, so it takes its own default.
         return {**super().options, "n_chunks": self.n_chunks}
 
-    def start_all_reduce_flat(self, buffer: Array, op: str) -> Handle:
+    def start_all_reduce_flat(self, buffer: FlatBuffer, op: str) -> Handle:
         n = max(1, min(self.n_chunks, buffer.nbytes // MIN_CHUNK_BYTES))
-        return _All(
-            [
-                self.start_steps(
-                    grid_all_reduce(self._groups_by_dim, chunk, op, self.next_tag())
-                )
-                for chunk in chunks_of(buffer, n)
-            ]
-        )
+        on_device = isinstance(buffer, DeviceBuffer)
+        operations = [
+            grid_all_reduce(self._groups_by_dim, chunk, op, self.next_tag())
+            for chunk in chunks_of(buffer, n, self.size if on_device else 1)
+        ]
+        if on_device:
+            issue_in_waves(operations)
+            return Finished()
+        return _All([self.start_steps(steps) for steps in operations])
 
 
 class _All:

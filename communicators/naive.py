@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from communicators.base import CommunicatorBase
-from communicators.dtypes import Array
+from communicators.devices.device import FlatBuffer
 
 
 class NaiveCommunicator(CommunicatorBase):
@@ -18,11 +18,12 @@ class NaiveCommunicator(CommunicatorBase):
     """
 
     name = "naive"
+    device_types = ("cpu", "gpu")
 
     def __init__(self, mpi_comm: Any = None, **options: Any) -> None:
         options.pop("bucket_bytes", None)
         super().__init__(mpi_comm, bucket_bytes=0, **options)
 
-    def all_reduce_flat(self, buffer: Array, op: str) -> None:
+    def all_reduce_flat(self, buffer: FlatBuffer, op: str) -> None:
         steps = self.world_ring().all_reduce(buffer, op, self.next_tag())
         self.start_steps(steps).wait()

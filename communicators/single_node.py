@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from communicators.base import CommunicatorBase
-from communicators.dtypes import Array
+from communicators.devices.device import FlatBuffer
 from communicators.errors import TopologyError
 from communicators.transports.progress import Handle
 
@@ -18,6 +18,7 @@ class SingleNodeCommunicator(CommunicatorBase):
     """
 
     name = "single_node"
+    device_types = ("cpu", "gpu")
 
     def __init__(self, mpi_comm: Any = None, **options: Any) -> None:
         super().__init__(mpi_comm, **options)
@@ -32,6 +33,6 @@ class SingleNodeCommunicator(CommunicatorBase):
                 )
             )
 
-    def start_all_reduce_flat(self, buffer: Array, op: str) -> Handle:
+    def start_all_reduce_flat(self, buffer: FlatBuffer, op: str) -> Handle:
         steps = self.world_ring().all_reduce(buffer, op, self.next_tag())
         return self.start_steps(steps)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from communicators.base import CommunicatorBase
-from communicators.dtypes import Array
+from communicators.devices.device import FlatBuffer
 from communicators.errors import TopologyError
 from communicators.grid import create_grid_groups, grid_all_reduce
 from communicators.topology import default_dims
@@ -24,6 +24,7 @@ class TwoDimensionalCommunicator(CommunicatorBase):
     """
 
     name = "two_dimensional"
+    device_types = ("cpu", "gpu")
 
     def __init__(self, mpi_comm: Any = None, **options: Any) -> None:
         super().__init__(mpi_comm, **options)
@@ -34,6 +35,10 @@ class TwoDimensionalCommunicator(CommunicatorBase):
         dims = (self.topology.host_sizes[0], self.topology.n_hosts)
         self._groups_by_dim = create_grid_groups(self, dims, ("intra", "inter"))
 
-    def start_all_reduce_flat(self, buffer: Array, op: str) -> Handle:
+    @property
+    def buffer_parts(self) -> int:
+        return self.size
+
+    def start_all_reduce_flat(self, buffer: FlatBuffer, op: str) -> Handle:
         tag = self.next_tag()
         return self.start_steps(grid_all_reduce(self._groups_by_dim, buffer, op, tag))

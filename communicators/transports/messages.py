@@ -71,6 +71,10 @@ def world_ranks(mpi_comm: Any) -> list[int]:
     return list(mpi_comm.allgather(MPI.COMM_WORLD.Get_rank()))
 
 
+def _nothing() -> None:
+    pass
+
+
 class Messenger:
     """Messages on two private MPI communicators: one for control, one for data.
 
@@ -104,6 +108,8 @@ class Messenger:
         self.size: int = mpi_comm.Get_size()
         self.sent_bytes = 0
         self.is_broken = False
+        #: Raises what a thread that watches other operations has found.
+        self.raise_if_failed: Callable[[], None] = _nothing
         self._keep_alive: list[Any] = []
         self._farewells: list[Any] = []
 
@@ -151,6 +157,7 @@ class Messenger:
             if waited < next_listen:
                 continue
             next_listen = waited + _LISTEN_EVERY_S
+            self.raise_if_failed()
             self.raise_if_asked(describe)
             if self.timeout_s is not None and waited > self.timeout_s:
                 self._raise_missing(describe(), waited)

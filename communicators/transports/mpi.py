@@ -83,6 +83,10 @@ class MpiTransport:
             self._comm.Free()
             self._comm = None
 
+    def share_from_first(self, value: Any) -> Any:
+        """Give every rank of the group the small value of rank 0. Collective."""
+        return self._comm.bcast(value, root=0)
+
     def reduce_scatter(self, buffer: Array, op: str, tag: int) -> Steps:
         """Reduce over the group; rank ``r`` ends with part ``r`` of the result.
 

@@ -1,0 +1,1 @@
+"""Where arrays live, in host memory or on a GPU, and what the engine does with them."""

@@ -1,0 +1,83 @@
+"""One group of ranks: host arrays move over MPI, device buffers over NCCL."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from communicators.devices.buffer import DeviceBuffer
+from communicators.transports.mpi import MpiTransport
+from communicators.transports.progress import Steps
+
+if TYPE_CHECKING:
+    from communicators.transports.nccl import NcclTransport
+
+
+class Group:
+    """The transports among one group of ranks.
+
+    Contracts of the operations are in :class:`MpiTransport`; each goes to the
+    transport that takes the buffer.
+
+    Args:
+        mpi: over an MPI communicator that nobody else uses.
+
+    Attributes:
+        mpi: for host memory.
+        nccl (NcclTransport | None): for device buffers; there once the communicator
+            has been used with such.
+    """
+
+    def __init__(self, mpi: MpiTransport) -> None:
+        self.mpi = mpi
+        self.nccl: NcclTransport | None = None
+
+    @property
+    def label(self) -> str:
+        """The group's name in counters and errors."""
+        return self.mpi.label
+
+    @property
+    def rank(self) -> int:
+        """This process's number in the group."""
+        return self.mpi.rank
+
+    @property
+    def size(self) -> int:
+        """Number of ranks in the group."""
+        return self.mpi.size
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes that this rank has sent in the group."""
+        return self.mpi.sent_bytes + (self.nccl.sent_bytes if self.nccl else 0)
+
+    def finalize(self) -> None:
+        """Free the MPI communicator. Collective; safe to call twice."""
+        self.mpi.finalize()
+
+    def transport_of(self, buffer: Any) -> MpiTransport | NcclTransport:
+        """Return the transport that takes ``buffer``."""
+        if isinstance(buffer, DeviceBuffer):
+            assert self.nccl is not None, f"{self.label}: NCCL has not been set up"
+            return self.nccl
+        return self.mpi
+
+    def reduce_scatter(self, buffer: Any, op: str, tag: int) -> Steps:
+        """See :meth:`MpiTransport.reduce_scatter`."""
+        return self.transport_of(buffer).reduce_scatter(buffer, op, tag)
+
+    def all_gather(self, buffer: Any, tag: int) -> Steps:
+        """See :meth:`MpiTransport.all_gather`."""
+        return self.transport_of(buffer).all_gather(buffer, tag)
+
+    def all_reduce(self, buffer: Any, op: str, tag: int) -> Steps:
+        """See :meth:`MpiTransport.all_reduce`."""
+        return self.transport_of(buffer).all_reduce(buffer, op, tag)
+
+    def reduce(self, buffer: Any, op: str, tag: int, root: int = 0) -> Steps:
+        """See :meth:`MpiTransport.reduce`."""
+        return self.transport_of(buffer).reduce(buffer, op, tag, root)
+
+    def broadcast(self, buffer: Any, tag: int, root: int = 0) -> Steps:
+        """See :meth:`MpiTransport.broadcast`."""
+        return self.transport_of(buffer).broadcast(buffer, tag, root)

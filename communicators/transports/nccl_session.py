@@ -1,0 +1,330 @@
+"""NCCL as one communicator uses it: set up together, watched, and taken down."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from communicators import nccl_bindings
+from communicators.devices.buffer import DeviceBuffer
+from communicators.devices.device import NcclDevice
+from communicators.errors import (
+    CommunicatorError,
+    NcclError,
+    UnavailableError,
+)
+from communicators.nccl_bindings.library import version_parts, version_text
+from communicators.transports.group import Group
+from communicators.transports.messages import Messenger, abort
+from communicators.transports.nccl import NcclTransport
+from communicators.transports.nccl_watchdog import Operation, Watchdog
+
+if TYPE_CHECKING:
+    from communicators.agreement import Agreement
+    from communicators.nccl_bindings import NcclBinding, NcclCommunicator
+
+# From this version on, kernels of several communicators run in the order in which the
+# host issued them, if this variable says so (NCCL's release notes for 2.26). Before,
+# two communicators in flight at once could deadlock.
+_ORDERED_SINCE = (2, 26)
+_ORDER_VARIABLE = "NCCL_LAUNCH_ORDER_IMPLICIT"
+
+_LABEL = "set up NCCL"
+
+
+class NcclSession:
+    """The NCCL communicators of one communicator's groups, on one device.
+
+    Made at the first use of a device, by all ranks together. The NCCL communicator over
+    all ranks comes first; the groups' ones are split from it where the binding can,
+    else made with ids that travel by MPI.
+
+    Args:
+        name: the communicator's, for errors.
+        binding_name: ``"cupy"`` or ``"pynccl"``.
+        device: where this rank's arrays are.
+        messenger: of the communicator.
+        agreement: of the communicator.
+        real_host: number of this rank's machine.
+
+    Raises:
+        UnavailableError: no binding or no NCCL on some rank, or one that cannot read
+            the arrays' memory.
+        MismatchError: the ranks have different versions of NCCL.
+        CommunicatorError: two ranks of one host on the same device.
+        NcclError: NCCL refuses.
+        All on all ranks.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        binding_name: str,
+        device: NcclDevice,
+        messenger: Messenger,
+        agreement: Agreement,
+        real_host: int,
+    ) -> None:
+        self._name = name
+        self.device = device
+        self._messenger = messenger
+        self._agreement = agreement
+        self._n_issued = 0
+        self._communicators: list[NcclCommunicator] = []
+        self._is_closed = False
+        self.binding = self._agree_on_binding(binding_name)
+        self._check_devices(real_host)
+        self._watchdog = Watchdog(
+            messenger.timeout_s,
+            is_done=self._is_done,
+            check=self._check,
+            abort=self._abort,
+            end_job=lambda: abort(1),
+        )
+        messenger.raise_if_failed = self._watchdog.raise_if_failed
+        # Lanes run at the same time only where NCCL keeps them in order.
+        self.has_lanes = (
+            version_parts(self.binding.version) >= _ORDERED_SINCE
+            and os.environ.get(_ORDER_VARIABLE) == "1"
+        )
+        self._streams = [device.create_stream()]
+        if self.has_lanes:
+            self._streams.append(device.create_stream())
+        self.world = NcclTransport(self, self._create_world(), "world", lane=0)
+
+    # -- setting up ---
+
+    def _agree_on_binding(self, binding_name: str) -> NcclBinding:
+        # NCCL reads it when its first communicator is made.
+        os.environ.setdefault(_ORDER_VARIABLE, "1")
+        found: NcclBinding | None = None
+        error: CommunicatorError | None = None
+        version = ""
+        try:
+            found = nccl_bindings.load(binding_name)
+            _check_memory(found, self.device)
+            version = version_text(found.version)
+        except CommunicatorError as failure:
+            error = failure
+        self._agreement.check(_LABEL, f"NCCL {version}", error=error)
+        assert found is not None
+        return found
+
+    def _check_devices(self, real_host: int) -> None:
+        """Refuse two ranks on one device, for which NCCL may wait for ever."""
+        if self.binding.memory == "device":
+            return  # the emulator's ranks may share one
+        with self.device.activate():
+            mine = (real_host, self.device.identity(), str(self.device))
+        users: dict[tuple[int, str], list[int]] = {}
+        everyone = self._messenger.share(mine)
+        for rank, (host, identity, _) in enumerate(everyone):
+            users.setdefault((host, identity), []).append(rank)
+        for (_, identity), ranks in users.items():
+            if len(ranks) > 1:
+                raise CommunicatorError(
+                    f"{_LABEL}: ranks {', '.join(map(str, ranks))} of one host all use "
+                    f"{everyone[ranks[0]][2]} (device {identity}), and NCCL needs a "
+                    "device for each rank. Choose one before the arrays are made: "
+                    "cupy.cuda.Device(comm.intra_rank).use(), or "
+                    "chainer.cuda.get_device_from_id(comm.intra_rank).use()"
+                )
+
+    def _create_world(self) -> NcclCommunicator:
+        size, rank = self._messenger.size, self._messenger.rank
+        unique_id, error = b"", None
+        if rank == 0:
+            unique_id, error = self._try_to(self.binding.create_unique_id, b"")
+        unique_id = self._messenger.share_from(unique_id, 0)
+        self._agreement.check(_LABEL, error=error)
+        made, error = self._try_to(
+            lambda: self._watched(
+                f"make the NCCL communicator of {size} ranks",
+                lambda: self.binding.init_rank(size, unique_id, rank),
+            ),
+            None,
+        )
+        self._agreement.check(_LABEL, error=error)
+        return self._keep(made)
+
+    def add_group(
+        self, group: Group | None, label: str, color: int | None, key: int, lane: int
+    ) -> None:
+        """Make the NCCL communicator of a group. Collective over all ranks.
+
+        Args:
+            group: ``None`` on ranks that are in none.
+            label: the group's name.
+            color: as in ``create_group``.
+            key: as in ``create_group``.
+            lane: 0, or 1 for operations that may run beside those of lane 0.
+        """
+        what = f"make the NCCL communicator of group {label}"
+        if self.binding.has_split:
+            world = self.world.nccl
+            made, error = self._try_to(
+                lambda: self._watched(what, lambda: world.split(color, key)), None
+            )
+        elif group is not None:
+            made, error = self._try_to(lambda: self._init_group(what, group), None)
+        else:
+            made, error = None, None
+        self._agreement.check(f"{_LABEL}: group {label}", error=error)
+        if group is not None:
+            group.nccl = NcclTransport(self, self._keep(made), label, lane)
+
+    def _init_group(self, what: str, group: Group) -> NcclCommunicator:
+        unique_id, error = b"", None
+        if group.rank == 0:
+            unique_id, error = self._try_to(self.binding.create_unique_id, b"")
+        unique_id = group.mpi.share_from_first(unique_id)
+        if error is not None:
+            raise error
+        if not unique_id:
+            raise CommunicatorError(f"{what}: the group's first rank has no id")
+        return self._watched(
+            what, lambda: self.binding.init_rank(group.size, unique_id, group.rank)
+        )
+
+    def _try_to(self, make: Callable[[], Any], otherwise: Any) -> tuple[Any, Any]:
+        """Return what ``make`` makes and no error, or ``otherwise`` and the error."""
+        try:
+            with self.device.activate():
+                return make(), None
+        except CommunicatorError as error:
+            return otherwise, error
+
+    def _watched(self, text: str, make: Callable[[], Any]) -> Any:
+        operation = self._watchdog.begin(f"{self._name}: {text}")
+        try:
+            return make()
+        finally:
+            self._watchdog.drop(operation)
+
+    def _keep(self, made: Any) -> NcclCommunicator:
+        self._communicators.append(made)
+        found: NcclCommunicator = made
+        return found
+
+    # -- operations ---
+
+    def issue(
+        self,
+        text: str,
+        transport: NcclTransport,
+        buffers: Sequence[DeviceBuffer],
+        call: Callable[[int], None],
+    ) -> None:
+        """Issue one NCCL call, after what was done with the buffers before.
+
+        Args:
+            text: the operation, for errors.
+            transport: whose operation it is.
+            buffers: what it reads and writes; their fences are moved behind it.
+            call: makes the call on the stream whose pointer it is given.
+
+        Raises:
+            NcclError: NCCL refuses, or has failed before.
+            CommunicationTimeoutError: an earlier operation did not end in time.
+        """
+        self.raise_if_failed()
+        self._n_issued += 1
+        operation = self._watchdog.begin(
+            f"{self._name}: {text}, NCCL operation {self._n_issued}, in group "
+            f"{transport.label} (rank {transport.rank} of {transport.size})"
+        )
+        device = self.device
+        stream = self._streams[transport.lane % len(self._streams)]
+        try:
+            with device.activate():
+                before = None
+                for buffer in buffers:
+                    if not buffer.fence.events():
+                        # Filled on the current stream so far.
+                        before = before or device.record()
+                        buffer.fence.event = before
+                    device.wait_for(buffer, stream)
+                transport.nccl.check_async_error()
+                call(device.stream_pointer(stream))
+                event = device.record(stream)
+        except NcclError as error:
+            self._watchdog.drop(operation)
+            self._fail(operation, error)
+        for buffer in buffers:
+            buffer.fence.event = event
+            buffer.fence.parts.clear()
+        self._watchdog.submitted(operation, event)
+
+    def raise_if_failed(self) -> None:
+        """Raise what the watchdog has found.
+
+        Raises:
+            CommunicationTimeoutError, NcclError: see there.
+        """
+        self._watchdog.raise_if_failed()
+
+    def _fail(self, operation: Operation, error: NcclError) -> None:
+        # If the watchdog has aborted the communicators, its reason is the reason.
+        self._watchdog.fail(
+            NcclError(error.call, error.code, f"{operation.text}: {error.reason}")
+        )
+        try:
+            self._watchdog.raise_if_failed()
+        except CommunicatorError as failure:
+            raise failure from error
+
+    def _is_done(self, event: Any) -> bool:
+        with self.device.activate():
+            return self.device.is_done(event)
+
+    def _check(self) -> None:
+        for communicator in list(self._communicators):
+            communicator.check_async_error()
+
+    def _abort(self) -> None:
+        for communicator in self._communicators:
+            communicator.abort()
+        self._messenger.give_up()
+
+    # -- the end ---
+
+    def synchronize(self) -> None:
+        """Block the host until all operations are done, or one of them fails.
+
+        Raises:
+            CommunicationTimeoutError, NcclError: one failed.
+        """
+        with self.device.activate():
+            self.device.synchronize()
+        self.raise_if_failed()
+
+    def close(self, *, ranks_are_together: bool) -> None:
+        """Destroy the NCCL communicators. Safe to call twice.
+
+        Args:
+            ranks_are_together: all ranks do this now, and no operation failed; else
+                the communicators are aborted, which waits for nobody.
+        """
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if ranks_are_together and self._watchdog.failure is None:
+            with contextlib.suppress(CommunicatorError):
+                self.synchronize()
+        self._watchdog.stop()
+        for communicator in reversed(self._communicators):
+            if ranks_are_together and self._watchdog.failure is None:
+                communicator.destroy()
+            else:
+                communicator.abort()
+
+
+def _check_memory(binding: NcclBinding, device: NcclDevice) -> None:
+    wanted = ("host",) if device.kind == "cpu" else ("cuda", "device")
+    if binding.memory not in wanted:
+        raise UnavailableError(
+            f"{_LABEL}: {binding.library} works on {binding.memory} memory, and the "
+            f"arrays are in {device}"
+        )
