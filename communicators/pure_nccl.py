@@ -14,7 +14,7 @@ from communicators.transports.progress import Handle
 class PureNcclCommunicator(CommunicatorBase):
     """One NCCL all-reduce over all ranks. For GPUs, the usual choice.
 
-    Reduces GPU arrays only; moves (``bcast``, ``gather``, ...) arrays of both kinds.
+    Averages models on GPUs only; single NumPy arrays, such as metrics, travel by MPI.
 
     Raises:
         UnavailableError: no NCCL binding, or no NCCL library; on all ranks.
