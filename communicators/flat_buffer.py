@@ -1,13 +1,23 @@
-"""Packing arrays of any layout into a flat buffer, and back."""
+"""Packing arrays of any layout into a flat buffer, and back.
+
+The arithmetic, which the kernels for devices share bit for bit
+(``communicators/devices/flat_buffer.cu``): an element is widened, multiplied and
+rounded once, to nearest even, to the dtype of its destination. It is multiplied in
+float64 where either dtype is that, and else in float32, so float16 and bfloat16 too.
+Complex numbers are pairs of real ones. Numbers too large for the destination become
+infinite, without a warning: gradients that overflow are for the caller to find.
+"""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from communicators.buckets import Bucket
-from communicators.dtypes import Array
+from communicators.dtypes import Array, accumulation_dtype, is_real_float
 
 
 def pack(
@@ -25,24 +35,26 @@ def pack(
         bucket: what goes where.
         arrays: all arrays; ``arrays[i]`` for ``i`` in ``bucket.indices`` is taken.
             ``None`` counts as zeros.
-        buffer: shape ``(bucket.n_elems,)``, dtype ``bucket.dtype``; overwritten.
-        scale: factor, or ``None`` to copy unscaled.
+        buffer: shape ``(n,)``, ``n >= bucket.n_elems``, dtype ``bucket.dtype``;
+            overwritten, with zeros behind the last array.
+        scale: factor, or ``None`` to copy unscaled: bit for bit where the dtype stays.
+
+    Raises:
+        TypeError: a scale for integers.
     """
-    for index, start, stop in _extents(bucket):
-        array = arrays[index]
-        if array is None:
-            buffer[start:stop] = 0
-            continue
-        target = buffer[start:stop].reshape(array.shape)
-        if scale is None:
-            np.copyto(target, array, casting="unsafe")
-        elif array.dtype == buffer.dtype:
-            np.multiply(array, array.dtype.type(scale), out=target)
-        else:
-            # Multiply in the wider of the two types, so that neither a large half
-            # nor a small double is lost before the cast.
-            wide = np.promote_types(array.dtype, buffer.dtype)
-            np.copyto(target, array.astype(wide) * wide.type(scale), casting="unsafe")
+    zero = np.zeros((), buffer.dtype)
+    with np.errstate(all="ignore"):
+        for index, start, stop in _extents(bucket):
+            array = arrays[index]
+            if array is None:
+                buffer[start:stop] = zero
+                continue
+            target = buffer[start:stop].reshape(array.shape)
+            if scale is None:
+                _cast(target, array)
+            else:
+                _scale(target, array, scale)
+        buffer[bucket.n_elems :] = zero
 
 
 def unpack(bucket: Bucket, arrays: Sequence[Array | None], buffer: Array) -> None:
@@ -50,15 +62,76 @@ def unpack(bucket: Bucket, arrays: Sequence[Array | None], buffer: Array) -> Non
 
     Args:
         bucket: what lies where.
-        arrays: all arrays; written in place whatever their layout.
-        buffer: shape ``(bucket.n_elems,)``, dtype ``bucket.dtype``.
+        arrays: all arrays; written in place whatever their layout. ``None`` is
+            passed over.
+        buffer: shape ``(n,)``, ``n >= bucket.n_elems``, dtype ``bucket.dtype``.
     """
-    for index, start, stop in _extents(bucket):
-        array = arrays[index]
-        if array is not None:
-            np.copyto(array, buffer[start:stop].reshape(array.shape), casting="unsafe")
+    with np.errstate(all="ignore"):
+        for index, start, stop in _extents(bucket):
+            array = arrays[index]
+            if array is not None:
+                _cast(array, buffer[start:stop].reshape(array.shape))
 
 
 def _extents(bucket: Bucket) -> list[tuple[int, int, int]]:
-    stops = [*bucket.offsets[1:], bucket.n_elems]
-    return list(zip(bucket.indices, bucket.offsets, stops, strict=True))
+    bounds = [*bucket.offsets, bucket.n_elems]
+    return list(zip(bucket.indices, bounds[:-1], bounds[1:], strict=True))
+
+
+def _cast(target: Array, source: Array) -> None:
+    if _rounds_twice(source.dtype, target.dtype):
+        _round_once(target, source, 1.0)
+    else:
+        np.copyto(target, source, casting="unsafe")
+
+
+def _scale(target: Array, source: Array, scale: float) -> None:
+    kind = source.dtype.kind
+    if kind in "biu":
+        raise TypeError(f"pack: arrays of {source.dtype} cannot be scaled by {scale}")
+    if kind == "c":
+        # Not a complex product: an infinite part would turn the other into NaN.
+        _scale(target.real, source.real, scale)
+        _scale(target.imag, source.imag, scale)
+    elif not is_real_float(source.dtype):
+        np.multiply(source, scale, out=target, casting="unsafe")
+    elif _rounds_twice(source.dtype, target.dtype):
+        _round_once(target, source, scale)
+    else:
+        wide = _multiplied_in(source.dtype, target.dtype)
+        # NumPy casts some thousand elements at a time: there are no large temporaries.
+        np.multiply(source, wide.type(scale), out=target, dtype=wide, casting="unsafe")
+
+
+@functools.cache
+def _multiplied_in(source: np.dtype[Any], target: np.dtype[Any]) -> np.dtype[Any]:
+    return np.promote_types(accumulation_dtype(source), accumulation_dtype(target))
+
+
+@functools.cache
+def _rounds_twice(source: np.dtype[Any], target: np.dtype[Any]) -> bool:
+    # ml_dtypes casts by way of float32.
+    return target.name == "bfloat16" and source.name == "float64"
+
+
+def _round_once(target: Array, source: Array, scale: float) -> None:
+    """Multiply float64 and cast to bfloat16 by way of float32, yet as if rounded once.
+
+    The second rounding errs only where the first one ends half way between two
+    bfloat16 numbers. Such a number is moved back towards where it came from.
+    """
+    pieces = np.nditer(
+        [target, source],
+        flags=["external_loop", "buffered", "zerosize_ok"],
+        op_flags=[["writeonly"], ["readonly"]],
+        op_dtypes=[target.dtype, np.dtype(np.float64)],
+    )
+    with pieces:
+        for narrow, piece in pieces:
+            exact = piece * scale
+            near = exact.astype(np.float32)
+            bits = near.view(np.int32)
+            (ties,) = np.nonzero(bits & 0xFFFF == 0x8000)
+            lost = np.abs(exact[ties]) - np.abs(near[ties])
+            bits[ties] += (lost > 0).astype(np.int32) - (lost < 0)
+            np.copyto(narrow, near, casting="unsafe")
