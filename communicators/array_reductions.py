@@ -10,11 +10,13 @@ from communicators.agreement import Agreement
 from communicators.array_collectives import as_array_list
 from communicators.buckets import ArraySpec
 from communicators.device_reductions import is_native, start_reduction
+from communicators.devices.buffer import DeviceBuffer
 from communicators.devices.device import Device
 from communicators.devices.host import padded
 from communicators.devices.kinds import GPU
 from communicators.dtypes import accumulation_dtype, check_op, result_dtype
 from communicators.errors import CommunicatorError
+from communicators.transports.progress import Finished
 
 if TYPE_CHECKING:
     from communicators.base import CommunicatorBase
@@ -75,8 +77,13 @@ class ArrayReductions:
         flat = device.xp.zeros(n_padded, wide)
         flat[: array.size] = array.reshape(-1)
         if array.size:
-            start_reduction(self._comm, device, device.wrap(flat), _kind(op)).wait()
+            buffer = device.wrap(flat)
+            start_reduction(self._comm, device, buffer, _kind(op), self._reduce).wait()
         return flat[: array.size]
+
+    def _reduce(self, buffer: DeviceBuffer, op: str) -> Finished:
+        self._comm.all_reduce_flat(buffer, op)
+        return Finished()
 
     def _scattered_by_nccl(
         self, device: Any, array: Any, dtype: np.dtype[Any], op: str

@@ -174,6 +174,7 @@ class ManyArrays:
         op: str,
         scale: float | None,
     ) -> None:
+        start = self._comm.start_all_reduce_flat
         in_flight: deque[tuple[Bucket, Any, Any]] = deque()
 
         def finish_first() -> None:
@@ -188,9 +189,9 @@ class ManyArrays:
             buffer = device.take(bucket.n_elems, bucket.dtype, self._comm.buffer_parts)
             device.pack(bucket, sources, buffer, scale)
             if device.uses_nccl:
-                handle: Any = start_reduction(self._comm, device, buffer, op)
+                handle: Any = start_reduction(self._comm, device, buffer, op, start)
             else:
-                handle = self._comm.start_all_reduce_flat(buffer, op)
+                handle = start(buffer, op)
             in_flight.append((bucket, buffer, handle))
         while in_flight:
             finish_first()

@@ -75,8 +75,7 @@ class Stream:
 
     null: Stream
     _numbers = itertools.count(1)
-    by_pointer: ClassVar[weakref.WeakValueDictionary[int, Any]]
-    by_pointer = weakref.WeakValueDictionary()  # noqa: PIE794
+    by_pointer: ClassVar[Any] = weakref.WeakValueDictionary()
 
     def __init__(self, null: bool = False, non_blocking: bool = False) -> None:
         self.queue: deque[Callable[[], None]] = deque()
@@ -496,10 +495,9 @@ def install(device_id: int, compile_host: Callable[[str], Any]) -> Any:
     current_device = device_id
     RawModule.compile_host = staticmethod(compile_host)
     module = types.ModuleType("cupy")
-    for (
-        name
-    ) in "ndarray empty zeros asarray ascontiguousarray isnan where RawModule".split():
-        setattr(module, name, globals()[name])
+    for item in (ndarray, empty, zeros, asarray, ascontiguousarray, isnan, where):
+        setattr(module, item.__name__, item)
+    module.RawModule = RawModule  # type: ignore[attr-defined]
     for function in (np.add, np.multiply, np.maximum, np.minimum):
         setattr(module, function.__name__, _ufunc(function))
     runtime = types.SimpleNamespace(

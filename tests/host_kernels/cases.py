@@ -7,7 +7,6 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-from host_kernels.memory import GUARD, Layout, Memory
 
 from communicators import flat_buffer
 from communicators.buckets import Bucket
@@ -16,6 +15,7 @@ from communicators.devices.flat_buffer_kernels import (
     pointer_table,
     present_bytes,
 )
+from host_kernels.memory import GUARD, Layout, Memory
 
 FLOATS = [np.dtype(t) for t in ("f2", ml_dtypes.bfloat16, "f4", "f8")]
 COMPLEX = [np.dtype("c8"), np.dtype("c16")]

@@ -17,7 +17,9 @@ _SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 
 def why_no_library() -> str | None:
     """Return why this machine cannot build the library, or None where it can."""
-    return None if shutil.which("g++") else "no g++ here to compile kernels for the host"
+    return (
+        None if shutil.which("g++") else "no g++ here to compile kernels for the host"
+    )
 
 
 def build(folder: pathlib.Path, *, sanitized: bool = False) -> pathlib.Path:
