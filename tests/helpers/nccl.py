@@ -13,6 +13,9 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
+from communicators import nccl_bindings
+from communicators.nccl_bindings import NcclBinding
+
 from .jobs import JobResult, mpiexec, run_command
 
 #: The packages that the bindings are made of.
@@ -33,6 +36,29 @@ def need_package(binding: str) -> None:
     """Skip the test where a binding's package is not installed."""
     if importlib.util.find_spec(PACKAGES[binding]) is None:
         skip(f"{PACKAGES[binding]} is not installed")
+
+
+def build_emulator() -> pathlib.Path:
+    """Return the folder of the emulated NCCL on host memory; build it if need be."""
+    if shutil.which("cc") is None:
+        skip("there is no C compiler")
+    from nccl_emulator.build import build
+
+    return build("host")
+
+
+def load_emulated(name: str) -> NcclBinding:
+    """Load a binding in this process, over the emulated NCCL on host memory.
+
+    LD_LIBRARY_PATH must have held the emulator's folder before Python started.
+    """
+    need_package(name)
+    if reason := nccl_bindings.missing(name):
+        skip(reason)
+    binding = nccl_bindings.load(name)
+    if binding.memory != "host":
+        skip(f"{binding} is no emulation on host memory")
+    return binding
 
 
 def compile_library(
