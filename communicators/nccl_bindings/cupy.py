@@ -110,7 +110,7 @@ class CupyNcclCommunicator(NcclCommunicator):
         made = self._comm.commSplit(_NO_COLOR if color is None else color, key)
         if color is None:
             return None
-        return CupyNcclCommunicator(self._binding, made.rank_id(), made.size(), made)
+        return CupyNcclCommunicator(self.binding, made.rank_id(), made.size(), made)
 
     def _check_async_error(self) -> None:
         self._comm.check_async_error()

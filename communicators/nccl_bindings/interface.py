@@ -162,12 +162,13 @@ class NcclCommunicator(abc.ABC):
     Attributes:
         rank: 0 to ``size - 1``.
         size: number of ranks.
+        binding: what it was made by.
     """
 
     def __init__(self, binding: NcclBinding, rank: int, size: int) -> None:
         self.rank = rank
         self.size = size
-        self._binding = binding
+        self.binding = binding
         self._ended: str | None = None
         self._lock = threading.Lock()
 
@@ -274,8 +275,8 @@ class NcclCommunicator(abc.ABC):
         """
         if color is not None and color < 0:
             raise ValueError(f"color {color}: expected None, or 0 and above")
-        if not self._binding.has_split:
-            raise NotImplementedError(f"{self._binding} cannot split communicators")
+        if not self.binding.has_split:
+            raise NotImplementedError(f"{self.binding} cannot split communicators")
         return self._guard("ncclCommSplit", self._split, color, key)
 
     def check_async_error(self) -> None:
@@ -301,7 +302,7 @@ class NcclCommunicator(abc.ABC):
         :meth:`destroy`, nothing happens any more.
         """
         if self._end("aborted"):
-            self._binding.call("ncclCommAbort", self._abort)
+            self.binding.call("ncclCommAbort", self._abort)
 
     def destroy(self) -> None:
         """Free the communicator. Its work should be done: this may wait for it.
@@ -309,7 +310,7 @@ class NcclCommunicator(abc.ABC):
         Once it has ended, by this or by :meth:`abort`, nothing happens any more.
         """
         if self._end("destroyed"):
-            self._binding.call("ncclCommDestroy", self._destroy)
+            self.binding.call("ncclCommDestroy", self._destroy)
 
     def _end(self, how: str) -> bool:
         """Tell whether the caller is the one to end the communicator."""
@@ -331,7 +332,7 @@ class NcclCommunicator(abc.ABC):
             reason = f"the communicator has been {self._ended}"
             raise NcclError(name, INVALID_ARGUMENT, reason)
         try:
-            return self._binding.call(name, function, *args)
+            return self.binding.call(name, function, *args)
         except NcclError as error:
             reason = f"{error.reason}, rank {self.rank} of {self.size}"
             if self._ended is not None:
@@ -343,7 +344,7 @@ class NcclCommunicator(abc.ABC):
         n_elems = operator.index(n_elems)
         if not 0 <= n_elems < 2**63:
             raise ValueError(f"{n_elems} elements: expected 0 to 2**63 - 1")
-        version = self._binding.version
+        version = self.binding.version
         what = [n_elems, type_code(dtype, version)]
         return what if op is None else [*what, op_code(op, version)]
 

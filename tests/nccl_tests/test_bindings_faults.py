@@ -105,40 +105,48 @@ def test_an_error_that_comes_later_is_found(name, emulator):
 
 ABORT_FROM_A_THREAD = """
     import threading, time
-    comm = create()
-    inside = threading.Event()
 
-    def end():
-        inside.wait()
-        time.sleep(0.3)
+    def free_by_abort(comm):
+        inside = threading.Event()
+
+        def end():
+            inside.wait()
+            time.sleep(0.3)
+            comm.abort()
+
+        thread = threading.Thread(target=end)
+        thread.start()
+        inside.set()
+        error = error_of(all_reduce, comm)
+        assert error.call == "ncclAllReduce", error
+        assert "the communicator has been aborted meanwhile" in str(error), error
+        thread.join()
         comm.abort()
+        comm.destroy()
+        assert "has been aborted" in str(error_of(all_reduce, comm))
 
-    thread = threading.Thread(target=end)
-    thread.start()
-    inside.set()
-    error = error_of(all_reduce, comm)
-    assert error.call == "ncclAllReduce", error
-    assert "the communicator has been aborted meanwhile" in str(error), error
-    thread.join()
-    comm.abort()
-    comm.destroy()
-    assert "has been aborted" in str(error_of(all_reduce, comm))
+    comm = create()
 """
 
 
 def test_a_hanging_call_ends_when_another_thread_aborts(name, emulator):
-    job = run(name, emulator, ABORT_FROM_A_THREAD, NCCL_EMULATOR_HANG="AllReduce:1")
+    code = textwrap.dedent(ABORT_FROM_A_THREAD) + "free_by_abort(comm)"
+    job = run(name, emulator, code, NCCL_EMULATOR_HANG="AllReduce:1")
     assert job.seconds < 15, job.output
 
 
-def test_ranks_that_wait_for_one_another_are_freed_by_abort(name, emulator):
-    job = run(
-        name,
-        emulator,
-        ABORT_FROM_A_THREAD,
-        n_ranks=2,
-        NCCL_EMULATOR_HANG="AllReduce:1@1",
+def test_a_call_that_waits_for_another_rank_ends_by_abort(name, emulator):
+    code = textwrap.dedent(ABORT_FROM_A_THREAD) + textwrap.dedent(
+        """
+        if world.rank == 0:
+            free_by_abort(comm)
+            world.send("done", 1)
+        else:
+            world.recv(source=0)
+            comm.abort()
+        """
     )
+    job = run(name, emulator, code, n_ranks=2)
     assert job.seconds < 15, job.output
 
 

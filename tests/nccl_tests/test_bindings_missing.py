@@ -113,6 +113,20 @@ def test_a_library_without_functions_that_cupy_needs_is_told(tmp_path):
     assert "ncclCommSplit" in said
 
 
+def test_the_check_command_goes_on_without_nccl(tmp_path):
+    (tmp_path / "libnccl.so.2").write_text("no library")
+    code = """
+        from chainermn_ng import check
+        check.main(["--mbytes", "1"])
+    """
+    job = nccl.run_python(code, library=tmp_path, timeout_s=60)
+    assert job.returncode == 0, job.output
+    assert "all is well" in job.stdout
+    for name in nccl_bindings.BINDINGS:
+        assert f"NCCL:     binding '{name}': " in job.stdout, job.output
+    assert "average by pure_nccl" not in job.stdout
+
+
 def test_versions_are_read_in_both_of_their_forms():
     assert version_parts(2708) == (2, 7, 8)
     assert version_parts(2803) == (2, 8, 3)
