@@ -29,10 +29,13 @@ class PureNcclCommunicator(CommunicatorBase):
         found = super().missing()
         if found is not None:
             return found
-        reasons = [nccl_bindings.missing(name) for name in nccl_bindings.BINDINGS]
-        if None in reasons:
-            return None
-        return "; ".join(str(reason) for reason in reasons)
+        reasons = []
+        for name in nccl_bindings.BINDINGS:
+            reason = nccl_bindings.missing(name)
+            if reason is None:
+                return None
+            reasons.append(reason)
+        return "; ".join(reasons)
 
     def __init__(self, mpi_comm: Any = None, **options: Any) -> None:
         super().__init__(mpi_comm, **options)

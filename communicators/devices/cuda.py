@@ -72,9 +72,9 @@ class CudaDevice:
         return DeviceBuffer(owner, owner.data.ptr, n_padded, dtype)
 
     def give_back(self, buffer: DeviceBuffer) -> None:
-        # CuPy's pool takes the memory back when nobody refers to it any more. It may
-        # then be handed out on the current stream, which has waited for the buffer.
-        pass
+        # CuPy's pool takes the memory back when nobody refers to it any more, and may
+        # hand it out on the current stream: NCCL must have been done with it by then.
+        self.wait_for(buffer)
 
     def pack(
         self,

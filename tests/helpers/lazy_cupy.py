@@ -250,6 +250,10 @@ class ndarray:
             return self._like(self._host.reshape(shape))
         return self.copy().reshape(shape)
 
+    @property
+    def T(self) -> ndarray:
+        return self._like(self._host.T)
+
     def view(self, dtype: Any) -> ndarray:
         return self._like(self._host.view(dtype))
 
@@ -400,7 +404,9 @@ class RawModule:
 
         def launch(grid: Any, block: Any, args: Any) -> None:
             log.append(f"kernel {name}")
-            _enqueue(lambda: self._kernels.launch(name, grid, block, args))
+            plain = [arg.item() for arg in args]
+            run = self._kernels.launch
+            _enqueue(lambda: run(name, grid[0], block[0], plain))
 
         return launch
 
@@ -518,12 +524,14 @@ def install(device_id: int, compile_host: Callable[[str], Any]) -> Any:
     )
     sys.modules["cupy"] = module
 
-    from communicators import nccl_bindings
+    from communicators import UnavailableError, nccl_bindings
 
     load = nccl_bindings.load
     lazy: dict[str, LazyBinding] = {}
 
     def load_lazily(name: str) -> Any:
+        if name == "cupy":
+            raise UnavailableError("CuPy's lazy stand-in has no NCCL")
         return lazy.setdefault(name, LazyBinding(load(name)))
 
     nccl_bindings.load = load_lazily  # type: ignore[assignment]
