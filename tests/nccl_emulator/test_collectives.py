@@ -7,7 +7,7 @@ import pytest
 from nccl_emulator.library import OPERATORS, TYPES
 from nccl_emulator.programs import collectives
 
-SMALL_CHUNKS = {"NCCL_EMULATOR_CHUNK_BYTES": "4096"}
+SMALL_CHUNKS = {"NCCL_EMULATOR_CHUNK_BYTES": "1024"}
 
 
 @pytest.mark.parametrize("n_ranks", [1, 2, 3, 4])

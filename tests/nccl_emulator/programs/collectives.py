@@ -9,8 +9,8 @@ import numpy as np
 from nccl_emulator.library import OPERATORS, TYPES, Communicator
 from nccl_emulator.ranks import Ranks
 
-#: Elements per rank: none, one, odd, several chunks of 4096 bytes, and a bit more.
-COUNTS = [0, 1, 7, 8193]
+#: Elements per rank: none, one, odd, several chunks of 1024 bytes and a bit more.
+COUNTS = [0, 1, 7, 2049]
 #: What the ranks' arrays are made of: exact in every type, with wrap-around.
 REDUCTIONS = ["all_reduce", "reduce", "reduce_scatter"]
 MOVES = ["broadcast", "bcast", "all_gather"]

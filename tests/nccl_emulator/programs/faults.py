@@ -29,11 +29,12 @@ def each_call(ranks: Ranks) -> dict[str, int]:
     codes["Init"] = caught(library.init, 1, unique_id, 0)[0]
     comm = library.init(1, library.unique_id(), 0)
     array = np.zeros(3)
+    codes |= {"Send": 0, "Recv": 0}
 
     def message() -> None:
         with library.group():
-            codes["Send"] = caught(comm.send, array, 0)[0]
-            codes["Recv"] = caught(comm.recv, array, 0)[0]
+            codes["Send"] |= caught(comm.send, array, 0)[0]
+            codes["Recv"] |= caught(comm.recv, array, 0)[0]
 
     caught(message)
     codes["GroupEnd"] = caught(message)[0]
