@@ -135,7 +135,7 @@ class Watchdog:
             try:
                 failure = self._find_failure()
             except Exception as error:
-                # The device itself failed: what CUDA says when it is asked for an event.
+                # What CUDA says when it is asked for an event, if the device failed.
                 failure = CommunicatorError(
                     f"while NCCL was watched: {type(error).__name__}: {error}"
                 )

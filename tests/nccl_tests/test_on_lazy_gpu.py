@@ -122,7 +122,7 @@ def test_the_watchdog_ends_a_job_whose_program_waits_elsewhere(kernels, emulator
     job = run(2, kernels, emulator, "never_done")
     assert job.returncode != 0
     assert job.stdout.count("the call has returned") == 2, job.output
-    assert "flat: all-reduce of 3 float32, NCCL operation 1, in group" in job.output
+    assert "flat: all-reduce of 4 float32, NCCL operation 1, in group" in job.output
     assert "timeout_s=2); another rank may have failed" in job.output
     assert "ending the job" in job.output
     assert job.seconds < 20, job.output
