@@ -40,18 +40,23 @@ _RAW_BYTES = (1, 2, 4, 8)
 _CODE_BYTES = np.array([0, 2, 2, 4, 8])
 
 
-class Launcher(Protocol):
-    """Runs kernels: CuPy's ``RawModule`` on a device, a library on the host."""
+class Launch(Protocol):
+    """Runs a kernel of :data:`KERNEL_NAMES`: on a device, or on the host in tests."""
 
-    def launch(
-        self, kernel_name: str, grid: int, block: int, args: Sequence[int | float]
+    def __call__(
+        self,
+        kernel_name: str,
+        grid: tuple[int, ...],
+        block: tuple[int, ...],
+        args: tuple[int | float, ...],
+        /,
     ) -> None:
-        """Launch a kernel of :data:`KERNEL_NAMES` on the current stream.
+        """Launch the kernel, with CuPy on the current stream.
 
         Args:
             kernel_name: its ``extern "C"`` name.
-            grid: number of blocks, 1 to 2^31 - 1.
-            block: number of threads of each.
+            grid: ``(n_blocks,)``.
+            block: ``(n_threads,)``.
             args: an int is a 64-bit integer or a pointer, a float is a float64.
         """
 
@@ -65,7 +70,7 @@ class _Unit(NamedTuple):
     per_elem: int
 
 
-def source() -> str:
+def kernel_source() -> str:
     """Return the source of the kernels, which needs no header (C++14, CUDA)."""
     package = resources.files("communicators.devices")
     return package.joinpath("flat_buffer.cu").read_text(encoding="utf-8")
@@ -140,11 +145,11 @@ def present_bytes(
 class FlatBufferKernels:
     """Launches the kernels and counts what they move.
 
-    Buffer and table lie where the launcher's kernels can read them. Launches are
-    asynchronous where the launcher's are.
+    Buffer and table lie where the kernels can read them. A launch is asynchronous
+    where ``launch`` is.
 
     Args:
-        launcher: runs the kernels.
+        launch: runs a kernel.
         n_multiprocessors: of the device; bounds the number of blocks.
 
     Attributes:
@@ -153,8 +158,8 @@ class FlatBufferKernels:
             a bucket's arrays are counted as the caller gives them.
     """
 
-    def __init__(self, launcher: Launcher, n_multiprocessors: int) -> None:
-        self._launcher = launcher
+    def __init__(self, launch: Launch, n_multiprocessors: int) -> None:
+        self._run = launch
         self._most_blocks = BLOCKS_PER_MULTIPROCESSOR * n_multiprocessors
         self.n_launches = 0
         self.n_bytes = 0
@@ -220,7 +225,7 @@ class FlatBufferKernels:
     def _launch(
         self,
         kernel: str,
-        args: Sequence[int | float],
+        args: tuple[int | float, ...],
         n_elems: int,
         wire_dtype: np.dtype[Any],
         array_bytes: int | None,
@@ -229,7 +234,7 @@ class FlatBufferKernels:
             return
         n_tiles = -(-n_elems * _unit_of(wire_dtype).per_elem // TILE)
         grid = min(n_tiles, self._most_blocks)
-        self._launcher.launch(kernel, grid, THREADS, args)
+        self._run(kernel, (grid,), (THREADS,), args)
         buffer_bytes = n_elems * wire_dtype.itemsize
         self.n_launches += 1
         self.n_bytes += buffer_bytes
