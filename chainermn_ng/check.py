@@ -18,7 +18,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import metadata
 
@@ -158,8 +158,17 @@ def average_gradients(name: str, nbytes: int, timeout_s: float) -> None:
                 raise WrongResultError(f"{name}: got {grad[0]}, expected {mean}")
 
 
-def findings(comm: communicators.CommunicatorBase) -> list[str]:
-    """Return the lines that describe the job. Collective."""
+def findings(
+    comm: communicators.CommunicatorBase,
+    nccl_versions: Sequence[str],
+    nccl_lines: Sequence[str],
+) -> list[str]:
+    """Return the lines that describe the job. Collective.
+
+    Args:
+        comm: over all ranks.
+        nccl_versions, nccl_lines: from :func:`nccl_findings`.
+    """
     from communicators.transports.messages import library_version
 
     versions = []
@@ -168,7 +177,6 @@ def findings(comm: communicators.CommunicatorBase) -> list[str]:
             versions.append(f"{package} {metadata.version(package)}")
         except metadata.PackageNotFoundError:
             continue
-    nccl_versions, nccl_lines = nccl_findings()
     own = f"{platform.python_implementation()} {platform.python_version()}"
     setups = comm.allgather_obj((own, (*versions, *nccl_versions)))
     lines = [
@@ -227,9 +235,11 @@ def main(args: list[str] | None = None) -> None:
     nbytes = max(int(options.mbytes * 1e6), 4096)
     limit_s = options.timeout_s
 
+    # Not within the limit: large packages are imported, which says nothing of MPI.
+    nccl = nccl_findings()
     with time_limit("start of MPI", limit_s):
         comm = communicators.create_communicator("flat", timeout_s=limit_s)
-        lines = findings(comm)
+        lines = findings(comm, *nccl)
 
     def tell(text: str) -> None:
         if comm.rank == 0:

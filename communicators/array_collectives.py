@@ -36,7 +36,8 @@ def as_array_list(data: object, operation: str) -> tuple[bool, list[Any]]:
     """
     is_tuple = isinstance(data, tuple | list)
     items: Sequence[Any] = data if is_tuple else [data]  # type: ignore[assignment]
-    arrays = [as_array(item, operation) for item in items]
+    hint = f", or use {operation}_obj, which takes any object"
+    arrays = [as_array(item, operation, hint) for item in items]
     for array in arrays:
         check_fixed_size(array.dtype, operation)
     return is_tuple, arrays

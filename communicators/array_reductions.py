@@ -10,10 +10,13 @@ from communicators.agreement import Agreement
 from communicators.array_collectives import as_array_list
 from communicators.buckets import ArraySpec
 from communicators.device_reductions import is_native, start_reduction
+from communicators.devices.buffer import DeviceBuffer
 from communicators.devices.device import Device
 from communicators.devices.host import padded
+from communicators.devices.kinds import GPU
 from communicators.dtypes import accumulation_dtype, check_op, result_dtype
 from communicators.errors import CommunicatorError
+from communicators.transports.progress import Finished
 
 if TYPE_CHECKING:
     from communicators.base import CommunicatorBase
@@ -38,13 +41,14 @@ class ArrayReductions:
         is_tuple, prepared, device = self._enter("allreduce", data, op)
         results = []
         for array, dtype in prepared:
-            if device.uses_nccl:
-                flat = self._reduced_by_nccl(device, array, dtype, op)
-            else:
-                flat = _accumulator(array, dtype)
-                if flat.size:
-                    self._comm.all_reduce_flat(flat, _kind(op))
-            results.append(self._finish(flat, array.shape, dtype, op))
+            with device.activate():
+                if device.uses_nccl:
+                    flat = self._reduced_by_nccl(device, array, dtype, op)
+                else:
+                    flat = _accumulator(array, dtype)
+                    if flat.size:
+                        self._comm.all_reduce_flat(flat, _kind(op))
+                results.append(self._finish(flat, array.shape, dtype, op))
         return tuple(results) if is_tuple else results[0]
 
     def reduce_scatter(self, data: Any, op: str) -> Any:
@@ -53,13 +57,15 @@ class ArrayReductions:
         ring = self._comm.world_ring()
         results = []
         for array, dtype in prepared:
-            if device.uses_nccl:
-                own = self._scattered_by_nccl(device, array, dtype, op)
-            else:
-                flat = _accumulator(array, dtype)
-                steps = ring.reduce_scatter(flat, _kind(op), self._comm.next_tag())
-                own = self._comm.start_steps(steps).wait()
-            results.append(self._finish(own, array.shape[1:], dtype, op))
+            with device.activate():
+                if device.uses_nccl:
+                    own = self._scattered_by_nccl(device, array, dtype, op)
+                else:
+                    flat = _accumulator(array, dtype)
+                    tag = self._comm.next_tag()
+                    steps = ring.reduce_scatter(flat, _kind(op), tag)
+                    own = self._comm.start_steps(steps).wait()
+                results.append(self._finish(own, array.shape[1:], dtype, op))
         return tuple(results) if is_tuple else results[0]
 
     def _reduced_by_nccl(
@@ -71,8 +77,13 @@ class ArrayReductions:
         flat = device.xp.zeros(n_padded, wide)
         flat[: array.size] = array.reshape(-1)
         if array.size:
-            start_reduction(self._comm, device, device.wrap(flat), _kind(op)).wait()
+            buffer = device.wrap(flat)
+            start_reduction(self._comm, device, buffer, _kind(op), self._reduce).wait()
         return flat[: array.size]
+
+    def _reduce(self, buffer: DeviceBuffer, op: str) -> Finished:
+        self._comm.all_reduce_flat(buffer, op)
+        return Finished()
 
     def _scattered_by_nccl(
         self, device: Any, array: Any, dtype: np.dtype[Any], op: str
@@ -110,7 +121,7 @@ class ArrayReductions:
                     )
                 prepared.append((array, result_dtype(array.dtype, op, operation)))
             device = self._comm.devices.for_arrays(arrays, operation)
-            check_reducible_here(self._comm, device, operation)
+            check_device(self._comm, device, operation)
         except (TypeError, ValueError, CommunicatorError) as failure:
             error = failure
         specs = [str(ArraySpec.of(array)) for array, _ in prepared]
@@ -127,20 +138,13 @@ class ArrayReductions:
         return flat.astype(dtype, copy=is_part).reshape(shape)
 
 
-def check_reducible_here(
-    comm: CommunicatorBase, device: Device, operation: str
-) -> None:
-    """Refuse kinds of arrays that a communicator's algorithm does not take.
+def check_device(comm: CommunicatorBase, device: Device, operation: str) -> None:
+    """Refuse GPU arrays where a communicator's algorithm takes NumPy arrays only.
 
     Raises:
-        TypeError: with what the communicator takes.
+        TypeError: it does; the text says so.
     """
-    if not device.uses_nccl and device.kind not in comm.device_types:
-        raise TypeError(
-            f"{operation}: {comm.name} reduces GPU arrays only; got arrays in "
-            f"{device}. The communicator 'flat' takes both kinds"
-        )
-    if device.kind not in comm.device_types and device.kind == "gpu":
+    if device.kind == GPU and GPU not in comm.device_types:
         raise TypeError(
             f"{operation}: the communicator {comm.name!r} reduces NumPy arrays only; "
             f"got arrays on {device}"

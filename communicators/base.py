@@ -108,8 +108,10 @@ class CommunicatorBase:
 
     Attributes:
         name: the name in the registry.
-        device_types: the kinds of arrays that it reduces: ``"cpu"`` (NumPy), ``"gpu"``
-            (CuPy, and what has ``__cuda_array_interface__``).
+        device_types: the kinds of arrays that :meth:`allreduce_arrays` takes:
+            ``"cpu"`` (NumPy), ``"gpu"`` (CuPy, and what has
+            ``__cuda_array_interface__``). Single NumPy arrays, such as metrics, are
+            reduced by all.
         real_host: number of the machine that this rank runs on, never pretended;
             counts the hosts of this communicator.
     """

@@ -54,12 +54,17 @@ class Reduction:
 
 
 def start_reduction(
-    comm: CommunicatorBase, device: NcclDevice, buffer: DeviceBuffer, op: str
+    comm: CommunicatorBase,
+    device: NcclDevice,
+    buffer: DeviceBuffer,
+    op: str,
+    start: Callable[[DeviceBuffer, str], Handle],
 ) -> Reduction:
     """Begin to reduce a buffer in place over all ranks. Collective.
 
     Args:
-        comm: reduces by its own algorithm what NCCL can reduce.
+        comm: the communicator.
+        start: its algorithm, for what NCCL can reduce.
         device: of the buffer.
         buffer: same length and dtype on all ranks; at least one element.
         op: ``"sum"``, ``"max"``, ``"min"`` or ``"prod"``.
@@ -67,10 +72,10 @@ def start_reduction(
     dtype = buffer.dtype
     if dtype.kind == "c" and op == "sum" and dtype.itemsize in (8, 16):
         real = buffer.view(f"f{dtype.itemsize // 2}")
-        return Reduction(device, real, comm.start_all_reduce_flat(real, op))
+        return Reduction(device, real, start(real, op))
     if op in ("max", "min") and dtype.kind == "f" and dtype.itemsize in _ORDERED_AS:
         ordered = _to_ordered_integers(device, buffer, op)
-        handle = comm.start_all_reduce_flat(ordered, op)
+        handle = start(ordered, op)
 
         def back() -> None:
             # The winning integers become NaN: their bits have a full exponent.
@@ -78,7 +83,7 @@ def start_reduction(
 
         return Reduction(device, ordered, handle, back)
     if is_native(dtype, op):
-        return Reduction(device, buffer, comm.start_all_reduce_flat(buffer, op))
+        return Reduction(device, buffer, start(buffer, op))
     return _gather_and_reduce(comm, device, buffer, op)
 
 

@@ -11,7 +11,6 @@ import sys
 from typing import Any
 
 from communicators.agreement import Agreement
-from communicators.errors import CommunicatorError
 
 # Agreements whose ranks may still call collectives. Kept until finalize on purpose: a
 # communicator that one rank's garbage collector took and another's did not would
@@ -67,8 +66,11 @@ def leave() -> None:
         try:
             # Others wait for what this rank still sends. Its watchdog has a time limit.
             session.synchronize()
-        except CommunicatorError as error:
-            sys.stderr.write(f"chainermn_ng: at exit: {error}\n")
+        except Exception as error:
+            # Also CUDA's own: the others must be met whatever happened here.
+            sys.stderr.write(
+                f"chainermn_ng: at exit: {type(error).__name__}: {error}\n"
+            )
     waiting = {a: a.start_leaving() for a in _open if a.is_usable()}
     backoff = Backoff()
     next_look = _LOOK_EVERY_S

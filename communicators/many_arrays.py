@@ -10,7 +10,7 @@ import numpy as np
 
 from communicators.agreement import Agreement, digest_of
 from communicators.arguments import check_root
-from communicators.array_reductions import check_reducible_here
+from communicators.array_reductions import check_device
 from communicators.buckets import ArraySpec, Bucket, plan_buckets
 from communicators.device_reductions import start_reduction
 from communicators.devices.device import Device
@@ -63,7 +63,8 @@ class ManyArrays:
             for name, array in zip(names, arrays, strict=True):
                 _check_reducible(name, array, op, label)
             device = self._comm.devices.for_arrays(arrays, label)
-            check_reducible_here(self._comm, device, label)
+            check_device(self._comm, device, label)
+            self._check_kind(device, label)
         except (TypeError, ValueError, CommunicatorError) as failure:
             error = failure
         present = [not isinstance(array, ArraySpec) for array in arrays]
@@ -80,16 +81,17 @@ class ManyArrays:
         sources: list[Any] = [
             array if here else None for array, here in zip(arrays, present, strict=True)
         ]
-        results: list[Any] = [
-            device.xp.empty(array.shape, array.dtype)
-            if source is None and wanted
-            else source
-            for array, source, wanted in zip(arrays, sources, union, strict=True)
-        ]
         scale = 1.0 / self._comm.size if op == "mean" else None
         plan = self._plan(key, union, arrays, op, device)
         op = "sum" if op == "mean" else op
-        self._reduce(device, plan, sources, results, op, scale)
+        with device.activate():
+            results: list[Any] = [
+                device.xp.empty(array.shape, array.dtype)
+                if source is None and wanted
+                else source
+                for array, source, wanted in zip(arrays, sources, union, strict=True)
+            ]
+            self._reduce(device, plan, sources, results, op, scale)
         return [
             array if here else result
             for array, here, result in zip(given, present, results, strict=True)
@@ -123,7 +125,9 @@ class ManyArrays:
             error=error,
         )
         if device.uses_nccl:
-            self._bcast_by_nccl(self._comm.open_device(device), arrays, root)
+            self._comm.open_device(device)
+            with device.activate():
+                self._bcast_by_nccl(device, arrays, root)
             return
         ring = self._comm.world_ring()
         for array in arrays:
@@ -134,6 +138,14 @@ class ManyArrays:
             self._comm.start_steps(steps).wait()
             if self._comm.rank != root and not np.shares_memory(flat, array):
                 np.copyto(array, flat.reshape(array.shape))
+
+    def _check_kind(self, device: Device, label: str) -> None:
+        if not device.uses_nccl and device.kind not in self._comm.device_types:
+            raise TypeError(
+                f"{label}: {self._comm.name} averages arrays on GPUs only; these are "
+                f"in {device}. Move the model to the GPU, or use the communicator "
+                "'flat' or 'auto', which take both kinds"
+            )
 
     def _bcast_by_nccl(self, device: Device, arrays: Sequence[Any], root: int) -> None:
         """Broadcast buckets, each made and undone by one kernel."""
@@ -162,6 +174,7 @@ class ManyArrays:
         op: str,
         scale: float | None,
     ) -> None:
+        start = self._comm.start_all_reduce_flat
         in_flight: deque[tuple[Bucket, Any, Any]] = deque()
 
         def finish_first() -> None:
@@ -176,9 +189,9 @@ class ManyArrays:
             buffer = device.take(bucket.n_elems, bucket.dtype, self._comm.buffer_parts)
             device.pack(bucket, sources, buffer, scale)
             if device.uses_nccl:
-                handle: Any = start_reduction(self._comm, device, buffer, op)
+                handle: Any = start_reduction(self._comm, device, buffer, op, start)
             else:
-                handle = self._comm.start_all_reduce_flat(buffer, op)
+                handle = start(buffer, op)
             in_flight.append((bucket, buffer, handle))
         while in_flight:
             finish_first()

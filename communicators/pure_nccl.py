@@ -14,7 +14,7 @@ from communicators.transports.progress import Handle
 class PureNcclCommunicator(CommunicatorBase):
     """One NCCL all-reduce over all ranks. For GPUs, the usual choice.
 
-    Reduces GPU arrays only; moves (``bcast``, ``gather``, ...) arrays of both kinds.
+    Averages models on GPUs only; single NumPy arrays, such as metrics, travel by MPI.
 
     Raises:
         UnavailableError: no NCCL binding, or no NCCL library; on all ranks.
@@ -29,10 +29,13 @@ class PureNcclCommunicator(CommunicatorBase):
         found = super().missing()
         if found is not None:
             return found
-        reasons = [nccl_bindings.missing(name) for name in nccl_bindings.BINDINGS]
-        if None in reasons:
-            return None
-        return "; ".join(str(reason) for reason in reasons)
+        reasons = []
+        for name in nccl_bindings.BINDINGS:
+            reason = nccl_bindings.missing(name)
+            if reason is None:
+                return None
+            reasons.append(reason)
+        return "; ".join(reasons)
 
     def __init__(self, mpi_comm: Any = None, **options: Any) -> None:
         super().__init__(mpi_comm, **options)

@@ -80,14 +80,16 @@ class NcclRoad:
         self._device = device
 
     def empty(self, spec: ArraySpec) -> Any:
-        return self._device.xp.empty(spec.shape, spec.dtype)
+        with self._device.activate():
+            return self._device.xp.empty(spec.shape, spec.dtype)
 
     def broadcast(self, array: Any, root: int, max_buf_len: int | None) -> None:
-        buffer = self._wrap(array)
-        if buffer.nbytes:
-            for _ in self._nccl.broadcast(buffer, 0, root):
-                pass
-            self._device.wait_for(buffer)
+        with self._device.activate():
+            buffer = self._wrap(array)
+            if buffer.nbytes:
+                for _ in self._nccl.broadcast(buffer, 0, root):
+                    pass
+                self._device.wait_for(buffer)
 
     def exchange(
         self,
@@ -95,21 +97,23 @@ class NcclRoad:
         incoming: Sequence[tuple[int, Any]],
         operation: str,
     ) -> None:
-        out = [(dest, self._wrap(array)) for dest, array in outgoing]
-        into = [(source, self._wrap(array)) for source, array in incoming]
-        self._nccl.exchange(out, into)
-        for _, buffer in [*out, *into]:
-            # Of what was sent, too: it may be overwritten from now on.
-            self._device.wait_for(buffer)
+        with self._device.activate():
+            out = [(dest, self._wrap(array)) for dest, array in outgoing]
+            into = [(source, self._wrap(array)) for source, array in incoming]
+            self._nccl.exchange(out, into)
+            for _, buffer in [*out, *into]:
+                # Of what was sent, too: it may be overwritten from now on.
+                self._device.wait_for(buffer)
 
     def allgather(self, array: Any, size: int) -> list[Any]:
         """Return the arrays of all ranks, which have one shape and dtype."""
-        rows = self._device.xp.empty((size, *array.shape), array.dtype)
-        everything = self._device.wrap(rows)
-        if everything.nbytes:
-            self._nccl.gather_all(self._wrap(array), everything)
-            self._device.wait_for(everything)
-        return [rows[i : i + 1].reshape(array.shape) for i in range(size)]
+        with self._device.activate():
+            rows = self._device.xp.empty((size, *array.shape), array.dtype)
+            everything = self._device.wrap(rows)
+            if everything.nbytes:
+                self._nccl.gather_all(self._wrap(array), everything)
+                self._device.wait_for(everything)
+            return [rows[i : i + 1].reshape(array.shape) for i in range(size)]
 
     def _wrap(self, array: Any) -> Any:
         return self._device.wrap(self._device.xp.ascontiguousarray(array))

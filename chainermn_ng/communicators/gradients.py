@@ -55,9 +55,7 @@ def mean_gradients(
         engine.agree(label, error=error)
         raise
     entries = [
-        communicators.ArraySpec(p.raw_array.shape, p.raw_array.dtype)
-        if grad is None
-        else grad
+        communicators.ArraySpec.of(p.raw_array) if grad is None else grad
         for (_, p), grad in zip(parameters, grads, strict=True)
     ]
     results = engine.allreduce_arrays(

@@ -15,8 +15,9 @@ from communicators.buckets import Bucket
 from communicators.devices.buffer import DeviceBuffer
 from communicators.devices.flat_buffer_kernels import (
     FlatBufferKernels,
-    kernel_source,
     pointer_table,
+    present_bytes,
+    source,
 )
 from communicators.devices.host import padded
 from communicators.dtypes import Array
@@ -49,10 +50,19 @@ class CudaDevice:
         self._pinned: list[tuple[Array, Any]] = []
         n_processors = int(self._device.attributes["MultiProcessorCount"])
         #: Counts its launches and bytes.
-        self.kernels = FlatBufferKernels(self._launch, n_processors)
+        self.kernels = FlatBufferKernels(self, n_processors)
 
     def __str__(self) -> str:
         return f"cuda:{self.device_id}"
+
+    def launch(
+        self, kernel_name: str, grid: int, block: int, args: Sequence[int | float]
+    ) -> None:
+        """Launch a kernel on the current stream; for :class:`FlatBufferKernels`."""
+        if self._module is None:
+            self._module = cupy.RawModule(code=source())
+        typed = [np.float64(a) if isinstance(a, float) else np.int64(a) for a in args]
+        self._module.get_function(kernel_name)((grid,), (block,), tuple(typed))
 
     # -- flat buffers ---
 
@@ -62,9 +72,9 @@ class CudaDevice:
         return DeviceBuffer(owner, owner.data.ptr, n_padded, dtype)
 
     def give_back(self, buffer: DeviceBuffer) -> None:
-        # CuPy's pool takes the memory back when nobody refers to it any more. It may
-        # then be handed out on the current stream, which has waited for the buffer.
-        pass
+        # CuPy's pool takes the memory back when nobody refers to it any more, and may
+        # hand it out on the current stream: NCCL must have been done with it by then.
+        self.wait_for(buffer)
 
     def pack(
         self,
@@ -75,14 +85,15 @@ class CudaDevice:
     ) -> None:
         """Pack all arrays of the bucket by one kernel launch."""
         sources = [_contiguous(arrays[index]) for index in bucket.indices]
-        table = self._upload(pointer_table(bucket, [_entry(s) for s in sources]))
+        table = pointer_table(bucket, [_entry(source) for source in sources])
         self.kernels.pack(
-            table.data.ptr,
-            len(sources),
+            self._upload(table).data.ptr,
+            len(table),
             buffer.pointer,
             buffer.size,
             bucket.dtype,
             scale,
+            array_bytes=present_bytes(table, bucket.dtype),
         )
 
     def unpack(
@@ -95,9 +106,14 @@ class CudaDevice:
             t if t is None or t.flags.c_contiguous else cupy.empty(t.shape, t.dtype)
             for t in targets
         ]
-        table = self._upload(pointer_table(bucket, [_entry(t) for t in contiguous]))
+        table = pointer_table(bucket, [_entry(target) for target in contiguous])
         self.kernels.unpack(
-            table.data.ptr, len(targets), buffer.pointer, buffer.size, bucket.dtype
+            self._upload(table).data.ptr,
+            len(table),
+            buffer.pointer,
+            buffer.size,
+            bucket.dtype,
+            array_bytes=present_bytes(table, bucket.dtype),
         )
         for target, copy in zip(targets, contiguous, strict=True):
             if copy is not target:
@@ -189,17 +205,6 @@ class CudaDevice:
         else:
             self._tables.move_to_end(key)
         return found
-
-    def _launch(
-        self,
-        kernel: str,
-        grid: tuple[int, ...],
-        block: tuple[int, ...],
-        args: tuple[Any, ...],
-    ) -> None:
-        if self._module is None:
-            self._module = cupy.RawModule(code=kernel_source())
-        self._module.get_function(kernel)(grid, block, args)
 
 
 def _contiguous(array: Any) -> Any:

@@ -36,6 +36,9 @@ class Device(Protocol):
     def __str__(self) -> str:
         """Return its name for messages, such as ``cuda:0``."""
 
+    def activate(self) -> contextlib.AbstractContextManager[Any]:
+        """Make it the thread's current device for a ``with`` block."""
+
     def take(self, n_elems: int, dtype: np.dtype[Any], n_parts: int) -> Any:
         """Return a flat buffer of at least ``n_elems``; contents undefined.
 
@@ -61,9 +64,6 @@ class Device(Protocol):
 
 class NcclDevice(Device, Protocol):
     """A device whose buffers NCCL takes."""
-
-    def activate(self) -> contextlib.AbstractContextManager[Any]:
-        """Make it the thread's current device for a ``with`` block."""
 
     def identity(self) -> str:
         """Return what tells it from the other devices of the same host."""

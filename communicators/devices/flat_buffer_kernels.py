@@ -40,23 +40,18 @@ _RAW_BYTES = (1, 2, 4, 8)
 _CODE_BYTES = np.array([0, 2, 2, 4, 8])
 
 
-class Launch(Protocol):
-    """Runs a kernel of :data:`KERNEL_NAMES`: on a device, or on the host in tests."""
+class Launcher(Protocol):
+    """Runs kernels: CuPy's ``RawModule`` on a device, a library on the host."""
 
-    def __call__(
-        self,
-        kernel_name: str,
-        grid: tuple[int, ...],
-        block: tuple[int, ...],
-        args: tuple[int | float, ...],
-        /,
+    def launch(
+        self, kernel_name: str, grid: int, block: int, args: Sequence[int | float]
     ) -> None:
-        """Launch the kernel, with CuPy on the current stream.
+        """Launch a kernel of :data:`KERNEL_NAMES` on the current stream.
 
         Args:
             kernel_name: its ``extern "C"`` name.
-            grid: ``(n_blocks,)``.
-            block: ``(n_threads,)``.
+            grid: number of blocks, 1 to 2^31 - 1.
+            block: number of threads of each.
             args: an int is a 64-bit integer or a pointer, a float is a float64.
         """
 
@@ -70,7 +65,7 @@ class _Unit(NamedTuple):
     per_elem: int
 
 
-def kernel_source() -> str:
+def source() -> str:
     """Return the source of the kernels, which needs no header (C++14, CUDA)."""
     package = resources.files("communicators.devices")
     return package.joinpath("flat_buffer.cu").read_text(encoding="utf-8")
@@ -145,11 +140,11 @@ def present_bytes(
 class FlatBufferKernels:
     """Launches the kernels and counts what they move.
 
-    Buffer and table lie where the kernels can read them. A launch is asynchronous
-    where ``launch`` is.
+    Buffer and table lie where the launcher's kernels can read them. Launches are
+    asynchronous where the launcher's are.
 
     Args:
-        launch: runs a kernel.
+        launcher: runs the kernels.
         n_multiprocessors: of the device; bounds the number of blocks.
 
     Attributes:
@@ -158,8 +153,8 @@ class FlatBufferKernels:
             a bucket's arrays are counted as the caller gives them.
     """
 
-    def __init__(self, launch: Launch, n_multiprocessors: int) -> None:
-        self._run = launch
+    def __init__(self, launcher: Launcher, n_multiprocessors: int) -> None:
+        self._launcher = launcher
         self._most_blocks = BLOCKS_PER_MULTIPROCESSOR * n_multiprocessors
         self.n_launches = 0
         self.n_bytes = 0
@@ -173,7 +168,7 @@ class FlatBufferKernels:
         wire_dtype: np.dtype[Any],
         scale: float | None = None,
         *,
-        array_bytes: int | None = None,
+        array_bytes: int,
     ) -> None:
         """Fill a flat buffer with a bucket's arrays, scaled and cast.
 
@@ -187,8 +182,7 @@ class FlatBufferKernels:
                 bucket's.
             wire_dtype: dtype of the buffer and of the bucket.
             scale: factor, or ``None`` for a pure cast.
-            array_bytes: what :func:`present_bytes` says, for the counter; as many
-                bytes as the buffer has by default.
+            array_bytes: what :func:`present_bytes` says, for the counter.
 
         Raises:
             TypeError: a dtype that is neither floating nor complex has no scale.
@@ -212,7 +206,7 @@ class FlatBufferKernels:
         n_elems: int,
         wire_dtype: np.dtype[Any],
         *,
-        array_bytes: int | None = None,
+        array_bytes: int,
     ) -> None:
         """Copy a flat buffer back into a bucket's arrays, cast to each one's dtype.
 
@@ -225,20 +219,18 @@ class FlatBufferKernels:
     def _launch(
         self,
         kernel: str,
-        args: tuple[int | float, ...],
+        args: Sequence[int | float],
         n_elems: int,
         wire_dtype: np.dtype[Any],
-        array_bytes: int | None,
+        array_bytes: int,
     ) -> None:
         if n_elems == 0:
             return
         n_tiles = -(-n_elems * _unit_of(wire_dtype).per_elem // TILE)
         grid = min(n_tiles, self._most_blocks)
-        self._run(kernel, (grid,), (THREADS,), args)
-        buffer_bytes = n_elems * wire_dtype.itemsize
+        self._launcher.launch(kernel, grid, THREADS, args)
         self.n_launches += 1
-        self.n_bytes += buffer_bytes
-        self.n_bytes += buffer_bytes if array_bytes is None else array_bytes
+        self.n_bytes += array_bytes + n_elems * wire_dtype.itemsize
 
 
 @functools.lru_cache(maxsize=256)

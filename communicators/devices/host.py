@@ -55,6 +55,9 @@ class HostDevice:
     def __str__(self) -> str:
         return "host memory"
 
+    def activate(self) -> contextlib.AbstractContextManager[Any]:
+        return contextlib.nullcontext()
+
     def take(self, n_elems: int, dtype: np.dtype[Any], n_parts: int) -> Any:
         return self._take_bytes(n_elems * dtype.itemsize).view(dtype)
 
@@ -122,9 +125,6 @@ class EmulatedDevice(HostDevice):
         self, bucket: Bucket, arrays: Sequence[Array | None], buffer: DeviceBuffer
     ) -> None:
         unpack(bucket, arrays, self.view(buffer))
-
-    def activate(self) -> contextlib.AbstractContextManager[Any]:
-        return contextlib.nullcontext()
 
     def identity(self) -> str:
         return f"process {os.getpid()}"

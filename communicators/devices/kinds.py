@@ -24,10 +24,15 @@ def kind_of(array: object) -> str | None:
     return None
 
 
-def as_array(item: object, operation: str) -> Any:
+def as_array(item: object, operation: str, hint: str = "") -> Any:
     """Return ``item`` as an array of NumPy or CuPy, without copying.
 
     NumPy scalars count as zero-dimensional arrays.
+
+    Args:
+        item: the array.
+        operation: for errors.
+        hint: what to do with what is no array; ends the error's text.
 
     Raises:
         TypeError: no array, or a masked one.
@@ -35,17 +40,15 @@ def as_array(item: object, operation: str) -> Any:
     kind = kind_of(item)
     if isinstance(item, np.ma.MaskedArray):
         raise TypeError(
-            f"{operation}: a masked array would lose its mask; fill it, or use "
-            f"{operation}_obj"
+            f"{operation}: a masked array would lose its mask; fill it{hint}"
         )
     if kind == CPU:
         return np.asarray(item)
     if kind == GPU:
         return _cupy_view(item, operation)
     raise TypeError(
-        f"{operation}: expected a NumPy or CuPy array or a tuple of arrays; got "
-        f"{type(item).__module__}.{type(item).__qualname__}. For other objects there "
-        f"is {operation}_obj"
+        f"{operation}: expected a NumPy or CuPy array; got "
+        f"{type(item).__module__}.{type(item).__qualname__}{hint}"
     )
 
 

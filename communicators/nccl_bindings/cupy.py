@@ -17,6 +17,7 @@ from communicators.nccl_bindings.library import (
     INSTALL_LIBRARY,
     NcclLibrary,
     find_loaded,
+    version_parts,
 )
 
 # NCCL_SPLIT_NOCOLOR
@@ -57,10 +58,9 @@ class CupyBinding(NcclBinding):
 
     @property
     def has_split(self) -> bool:
-        # CuPy's since 14.
-        return hasattr(self._nccl.NcclCommunicator, "commSplit") and self._knows(
-            "split"
-        )
+        # In CuPy since 14, in NCCL since 2.18.
+        by_cupy = hasattr(self._nccl.NcclCommunicator, "commSplit")
+        return by_cupy and version_parts(self.version) >= (2, 18, 0)
 
     def create_unique_id(self) -> bytes:
         unique_id = self.call("ncclGetUniqueId", self._nccl.get_unique_id)
@@ -110,7 +110,7 @@ class CupyNcclCommunicator(NcclCommunicator):
         made = self._comm.commSplit(_NO_COLOR if color is None else color, key)
         if color is None:
             return None
-        return CupyNcclCommunicator(self._binding, made.rank_id(), made.size(), made)
+        return CupyNcclCommunicator(self.binding, made.rank_id(), made.size(), made)
 
     def _check_async_error(self) -> None:
         self._comm.check_async_error()

@@ -9,32 +9,22 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from communicators.errors import NcclError
-from communicators.nccl_bindings.library import NcclLibrary, version_parts
+from communicators.nccl_bindings.codes import NCCL_OPS, NCCL_TYPES, op_code, type_code
+from communicators.nccl_bindings.library import NcclLibrary
+
+__all__ = [
+    "NCCL_OPS",
+    "NCCL_TYPES",
+    "UNIQUE_ID_BYTES",
+    "NcclBinding",
+    "NcclCommunicator",
+    "check_place",
+]
 
 T = TypeVar("T")
 
-#: dtype name -> ``ncclDataType_t``
-NCCL_TYPES = {
-    "int8": 0,
-    "uint8": 1,
-    "int32": 2,
-    "uint32": 3,
-    "int64": 4,
-    "uint64": 5,
-    "float16": 6,
-    "float32": 7,
-    "float64": 8,
-    "bfloat16": 9,
-}
-
-#: name -> ``ncclRedOp_t``
-NCCL_OPS = {"sum": 0, "prod": 1, "max": 2, "min": 3, "avg": 4}
-
 #: ``NCCL_UNIQUE_ID_BYTES``
 UNIQUE_ID_BYTES = 128
-
-# What came after the oldest version.
-_SINCE = {"bfloat16": (2, 10, 0), "avg": (2, 10, 0), "split": (2, 18, 0)}
 
 INVALID_ARGUMENT = 4
 IN_PROGRESS = 7
@@ -152,41 +142,6 @@ class NcclBinding(abc.ABC):
                 reason += "; NCCL_COMM_BLOCKING=0 is not supported here"
             raise NcclError(name, code, f"{reason}, {self._library}") from error
 
-    def type_code(self, dtype: str) -> int:
-        """Return ``ncclDataType_t`` of a dtype.
-
-        Raises:
-            TypeError: NCCL, or this version of it, has no such type.
-        """
-        try:
-            code = NCCL_TYPES[dtype]
-        except KeyError:
-            raise TypeError(
-                f"NCCL has no type for dtype {dtype!r}; it has {', '.join(NCCL_TYPES)}"
-            ) from None
-        if not self._knows(dtype):
-            raise TypeError(f"{self._library} has no {dtype}; {_since(dtype)}")
-        return code
-
-    def op_code(self, op: str) -> int:
-        """Return ``ncclRedOp_t`` of a reduction.
-
-        Raises:
-            ValueError: NCCL, or this version of it, has no such reduction.
-        """
-        try:
-            code = NCCL_OPS[op]
-        except KeyError:
-            raise ValueError(
-                f"NCCL has no reduction {op!r}; it has {', '.join(NCCL_OPS)}"
-            ) from None
-        if not self._knows(op):
-            raise ValueError(f"{self._library} has no reduction {op!r}; {_since(op)}")
-        return code
-
-    def _knows(self, feature: str) -> bool:
-        return version_parts(self.version) >= _SINCE.get(feature, (0,))
-
 
 class NcclCommunicator(abc.ABC):
     """This process's rank in one NCCL communicator.
@@ -207,12 +162,13 @@ class NcclCommunicator(abc.ABC):
     Attributes:
         rank: 0 to ``size - 1``.
         size: number of ranks.
+        binding: what it was made by.
     """
 
     def __init__(self, binding: NcclBinding, rank: int, size: int) -> None:
         self.rank = rank
         self.size = size
-        self._binding = binding
+        self.binding = binding
         self._ended: str | None = None
         self._lock = threading.Lock()
 
@@ -319,8 +275,8 @@ class NcclCommunicator(abc.ABC):
         """
         if color is not None and color < 0:
             raise ValueError(f"color {color}: expected None, or 0 and above")
-        if not self._binding.has_split:
-            raise NotImplementedError(f"{self._binding} cannot split communicators")
+        if not self.binding.has_split:
+            raise NotImplementedError(f"{self.binding} cannot split communicators")
         return self._guard("ncclCommSplit", self._split, color, key)
 
     def check_async_error(self) -> None:
@@ -346,7 +302,7 @@ class NcclCommunicator(abc.ABC):
         :meth:`destroy`, nothing happens any more.
         """
         if self._end("aborted"):
-            self._binding.call("ncclCommAbort", self._abort)
+            self.binding.call("ncclCommAbort", self._abort)
 
     def destroy(self) -> None:
         """Free the communicator. Its work should be done: this may wait for it.
@@ -354,7 +310,7 @@ class NcclCommunicator(abc.ABC):
         Once it has ended, by this or by :meth:`abort`, nothing happens any more.
         """
         if self._end("destroyed"):
-            self._binding.call("ncclCommDestroy", self._destroy)
+            self.binding.call("ncclCommDestroy", self._destroy)
 
     def _end(self, how: str) -> bool:
         """Tell whether the caller is the one to end the communicator."""
@@ -376,7 +332,7 @@ class NcclCommunicator(abc.ABC):
             reason = f"the communicator has been {self._ended}"
             raise NcclError(name, INVALID_ARGUMENT, reason)
         try:
-            return self._binding.call(name, function, *args)
+            return self.binding.call(name, function, *args)
         except NcclError as error:
             reason = f"{error.reason}, rank {self.rank} of {self.size}"
             if self._ended is not None:
@@ -388,8 +344,9 @@ class NcclCommunicator(abc.ABC):
         n_elems = operator.index(n_elems)
         if not 0 <= n_elems < 2**63:
             raise ValueError(f"{n_elems} elements: expected 0 to 2**63 - 1")
-        what = [n_elems, self._binding.type_code(dtype)]
-        return what if op is None else [*what, self._binding.op_code(op)]
+        version = self.binding.version
+        what = [n_elems, type_code(dtype, version)]
+        return what if op is None else [*what, op_code(op, version)]
 
     @abc.abstractmethod
     def _invoke(self, name: str, args: Sequence[int], stream: int) -> None:
@@ -430,8 +387,3 @@ def check_place(size: int, unique_id: bytes, rank: int) -> None:
         )
     if not 0 <= rank < size:
         raise ValueError(f"rank {rank} of {size}: expected 0 to {size - 1}")
-
-
-def _since(feature: str) -> str:
-    major, minor, _ = _SINCE[feature]
-    return f"it came with NCCL {major}.{minor}"

@@ -102,15 +102,26 @@ def version_text(version: int) -> str:
 
 
 def find_loaded() -> ctypes.CDLL | None:
-    """Return the NCCL that this process has loaded already, None without one.
+    """Return the NCCL that modules linked against it call; None if none is loaded.
 
-    With several it is the first, which is also what a module linked against NCCL
-    gets.
+    That is one whose functions are visible to the whole process, such as a library of
+    LD_PRELOAD, or else the first that was loaded under NCCL's name.
     """
+    process = ctypes.CDLL(None)
+    if _has(process, "ncclGetVersion"):
+        return process
     try:
         return ctypes.CDLL(SONAME, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
     except OSError:
         return None
+
+
+def _has(handle: ctypes.CDLL, name: str) -> bool:
+    try:
+        handle[name]
+    except AttributeError:
+        return False
+    return True
 
 
 def _file_of(function: Any) -> str:
@@ -125,9 +136,8 @@ def _file_of(function: Any) -> str:
 
 def _text_function(handle: ctypes.CDLL, name: str) -> Any:
     """Return a function of the library that gives a text; None if it has none."""
-    try:
-        function = handle[name]
-    except AttributeError:
+    if not _has(handle, name):
         return None
+    function = handle[name]
     function.restype = ctypes.c_char_p
     return function

@@ -102,7 +102,7 @@ class PyncclBinding(NcclBinding):
 class PyncclCommunicator(NcclCommunicator):
     """A communicator of :class:`PyncclBinding`."""
 
-    _binding: PyncclBinding
+    binding: PyncclBinding
 
     def __init__(
         self, binding: PyncclBinding, rank: int, size: int, handle: ctypes.c_void_p
@@ -111,21 +111,21 @@ class PyncclCommunicator(NcclCommunicator):
         self._handle = handle
 
     def _invoke(self, name: str, args: Sequence[int], stream: int) -> None:
-        getattr(self._binding.api, name)(*args, self._handle, stream)
+        getattr(self.binding.api, name)(*args, self._handle, stream)
 
     def _split(self, color: int | None, key: int) -> NcclCommunicator | None:
         raise NotImplementedError("pynccl has no ncclCommSplit")
 
     def _check_async_error(self) -> None:
         code = ctypes.c_int()
-        self._binding.api.ncclCommGetAsyncError(self._handle, ctypes.byref(code))
-        self._binding.check(code.value)
+        self.binding.api.ncclCommGetAsyncError(self._handle, ctypes.byref(code))
+        self.binding.check(code.value)
 
     def _abort(self) -> None:
-        self._binding.api.ncclCommAbort(self._handle)
+        self.binding.api.ncclCommAbort(self._handle)
 
     def _destroy(self) -> None:
-        self._binding.api.ncclCommDestroy(self._handle)
+        self.binding.api.ncclCommDestroy(self._handle)
 
 
 class _Count:

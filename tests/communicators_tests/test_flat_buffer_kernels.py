@@ -26,9 +26,9 @@ from communicators.devices.flat_buffer_kernels import (
     THREADS,
     TILE,
     FlatBufferKernels,
-    kernel_source,
     pointer_table,
     present_bytes,
+    source,
 )
 
 TESTS = pathlib.Path(__file__).resolve().parents[1]
@@ -167,11 +167,12 @@ def test_offsets_beyond_32_bits(launcher, begin, dtype):
     # A block for each tile, and only those at the end run.
     first = begin // TILE
     launcher.only_blocks = (first, n_tiles - first)
-    kernels.pack(*args)
+    n_bytes = present_bytes(table, dtype)
+    kernels.pack(*args, array_bytes=n_bytes)
     assert buffer.tolist() == [0] * 5 + [x for array in arrays for x in array]
     expected = [array + 1 for array in arrays]
     buffer += 1
-    kernels.unpack(*args)
+    kernels.unpack(*args, array_bytes=n_bytes)
     assert all(map(np.array_equal, arrays, expected))
     assert [n_blocks for _, n_blocks, _ in launcher.launches] == [n_tiles] * 2
 
@@ -193,8 +194,8 @@ def test_bytes_are_those_of_the_arrays_that_are_there_and_of_the_buffer(launcher
     args = (table.ctypes.data, len(table), buffer.ctypes.data, buffer.size, F2)
     kernels.pack(*args, array_bytes=34)
     assert (kernels.n_launches, kernels.n_bytes) == (1, 34 + 40)
-    kernels.unpack(*args)
-    assert (kernels.n_launches, kernels.n_bytes) == (2, 34 + 40 + 80)
+    kernels.unpack(*args, array_bytes=34)
+    assert (kernels.n_launches, kernels.n_bytes) == (2, 2 * (34 + 40))
 
 
 def test_a_table_has_a_row_for_each_array():
@@ -249,22 +250,23 @@ def test_a_table_refuses_odd_addresses_and_other_numbers_of_arrays():
 
 @pytest.mark.parametrize("dtype", ["i4", "?", "M8[s]"])
 def test_only_floating_numbers_are_scaled(dtype):
-    kernels = FlatBufferKernels(_never_launch, 1)
+    kernels = FlatBufferKernels(_NeverLaunches(), 1)
     with pytest.raises(TypeError, match="cannot be scaled"):
-        kernels.pack(64, 1, 64, 4, np.dtype(dtype), 0.5)
+        kernels.pack(64, 1, 64, 4, np.dtype(dtype), 0.5, array_bytes=0)
 
 
-def _never_launch(*args: object) -> None:
-    raise AssertionError(args)
+class _NeverLaunches:
+    def launch(self, *args: object) -> None:
+        raise AssertionError(args)
 
 
 def test_the_source_has_the_kernels_and_numbers_of_the_launch(library):
     functions = ctypes.CDLL(str(library))
     assert all(hasattr(functions, name) for name in KERNEL_NAMES)
-    source = kernel_source()
-    assert f"kThreads = {THREADS};" in source
-    assert f"kTile = {TILE};" in source
-    assert "#include" not in source
+    text = source()
+    assert f"kThreads = {THREADS};" in text
+    assert f"kTile = {TILE};" in text
+    assert "#include" not in text
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from helpers.cuda_compilers import (
 from communicators.devices.flat_buffer_kernels import (
     KERNEL_NAMES,
     THREADS,
-    kernel_source,
+    source,
 )
 
 # Volta, or what this nvcc has as its oldest; the two that clusters have most.
@@ -36,7 +36,7 @@ def test_nvcc_compiles_without_warnings_and_spills(architecture, tmp_path):
         architecture = min(a for a in known if a >= OLDEST)
     elif architecture not in known:
         pytest.skip(f"this nvcc does not compile for sm_{architecture}")
-    reports = compile_by_nvcc(nvcc, kernel_source(), architecture, tmp_path)
+    reports = compile_by_nvcc(nvcc, source(), architecture, tmp_path)
     print(*reports, sep="\n")
     assert sorted(report.name for report in reports) == sorted(KERNEL_NAMES)
     assert all(r.stack_bytes == r.spill_bytes == 0 for r in reports), reports
@@ -51,7 +51,7 @@ def ptx():
     if nvrtc is None:
         pytest.skip("no NVRTC here (pip install nvidia-cuda-nvrtc)")
     return compile_by_nvrtc(
-        nvrtc, kernel_source(), ["--gpu-architecture=compute_80", "-ftz=true"]
+        nvrtc, source(), ["--gpu-architecture=compute_80", "-ftz=true"]
     )
 
 

@@ -6,6 +6,7 @@ import ctypes
 import pathlib
 import shutil
 import subprocess
+from collections.abc import Sequence
 
 from communicators.devices import flat_buffer_kernels
 
@@ -28,7 +29,7 @@ def build(folder: pathlib.Path, *, sanitized: bool = False) -> pathlib.Path:
             bounds, and at any other undefined behaviour. Such a library loads only
             into a process that has AddressSanitizer already.
     """
-    (folder / "flat_buffer.cu").write_text(flat_buffer_kernels.kernel_source())
+    (folder / "flat_buffer.cu").write_text(flat_buffer_kernels.source())
     library = folder / "flat_buffer.so"
     # With the sanitizers -O2 takes twice as long, and finds no more.
     options = ["-O1", *_SANITIZERS] if sanitized else ["-O2"]
@@ -49,7 +50,7 @@ class HostLauncher:
         library: path from :func:`build`.
 
     Attributes:
-        launches: kernel name, blocks and threads of each launch.
+        launches: kernel name, grid and block of each launch.
         only_blocks: ``(first, number)`` of the blocks to run, ``None`` for all.
     """
 
@@ -58,21 +59,16 @@ class HostLauncher:
         self.launches: list[tuple[str, int, int]] = []
         self.only_blocks: tuple[int, int] | None = None
 
-    def __call__(
-        self,
-        kernel_name: str,
-        grid: tuple[int, ...],
-        block: tuple[int, ...],
-        args: tuple[int | float, ...],
+    def launch(
+        self, kernel_name: str, grid: int, block: int, args: Sequence[int | float]
     ) -> None:
         """Run a kernel, thread after thread."""
         kernel = getattr(self._library, kernel_name)
         run = getattr(self._library, f"launch_{kernel_name.split('_')[0]}")
-        (n_blocks,), (n_threads,) = grid, block
-        numbers = (n_blocks, n_threads, *(self.only_blocks or (0, n_blocks)))
+        numbers = (grid, block, *(self.only_blocks or (0, grid)))
         converted = [
             ctypes.c_double(x) if isinstance(x, float) else ctypes.c_int64(x)
             for x in args
         ]
         run(kernel, *map(ctypes.c_uint, numbers), *converted)
-        self.launches.append((kernel_name, n_blocks, n_threads))
+        self.launches.append((kernel_name, grid, block))

@@ -1,0 +1,117 @@
+"""The engine's code for GPUs, on CuPy's lazy stand-in and the emulated NCCL.
+
+Whatever is enqueued happens as late as it may, so an event or a wait that is missing
+gives wrong numbers (see :mod:`helpers.lazy_cupy`).
+"""
+
+from __future__ import annotations
+
+import pathlib
+import re
+
+import pytest
+from helpers import nccl
+from helpers.jobs import JobResult, run_job
+from host_kernels import library
+
+PROGRAM = pathlib.Path(__file__).parent / "programs" / "on_lazy_gpu.py"
+
+pytestmark = pytest.mark.skipif(
+    library.why_no_library() is not None, reason=str(library.why_no_library())
+)
+
+NAMES = [
+    "auto",
+    "flat",
+    "hierarchical",
+    "multi_ring",
+    "naive",
+    "non_cuda_aware",
+    "pure_nccl",
+    "two_dimensional",
+]
+
+
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """The pack kernels, compiled for the host."""
+    return library.build(tmp_path_factory.mktemp("kernels"))
+
+
+def run(
+    n_ranks: int, kernels: pathlib.Path, emulator: pathlib.Path, *argv: str, **env: str
+) -> JobResult:
+    """Run a function of the program on so many ranks."""
+    nccl.need_package("pynccl")
+    return run_job(
+        n_ranks,
+        [str(PROGRAM), str(kernels), *argv],
+        timeout_s=60,
+        env={"LD_LIBRARY_PATH": str(emulator), **env},
+    )
+
+
+def succeeded(job: JobResult, n_ranks: int) -> JobResult:
+    """Expect that every rank came to its end."""
+    assert job.returncode == 0, job.output
+    assert job.stdout.count("done") == n_ranks, job.output
+    return job
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_gradients_are_averaged_in_the_right_order_of_streams(name, kernels, emulator):
+    options = ["topology=2x2"]
+    job = run(4, kernels, emulator, "allreduce_arrays", name, *options)
+    succeeded(job, 4)
+
+
+@pytest.mark.parametrize("wire", ["float16", "bfloat16", "float64"])
+@pytest.mark.parametrize("name", ["flat", "non_cuda_aware"])
+def test_wire_types(name, wire, kernels, emulator):
+    options = [f"allreduce_grad_dtype={wire}"]
+    succeeded(run(2, kernels, emulator, "allreduce_arrays", name, *options), 2)
+
+
+def test_chunks_of_multi_ring(kernels, emulator):
+    # Buckets of 64 KiB, and chunks that are far smaller than they would be.
+    job = run(4, kernels, emulator, "allreduce_arrays", "multi_ring", "n_chunks=3")
+    succeeded(job, 4)
+
+
+def test_one_launch_packs_a_bucket_and_one_unpacks_it(kernels, emulator):
+    job = succeeded(run(2, kernels, emulator, "allreduce_arrays", "flat"), 2)
+    # float32 and half precision travel as float32; float64 and complex by themselves:
+    # 3 buckets, packed and unpacked, 5 steps.
+    found = re.findall(r"launches (\d+) bytes (\d+)", job.stdout)
+    assert [int(launches) for launches, _ in found] == [2 * 3 * 5] * 2, job.output
+    float32 = (15 + 1200) * (4 + 4) + (7 + 18) * (2 + 4)
+    padding = 4 * (-(15 + 1200 + 25) % 4)
+    float64 = 8 + 16
+    complex64 = 6 * 8 * 2
+    step = 2 * (float32 + padding + float64 + complex64)
+    assert [int(n_bytes) for _, n_bytes in found] == [5 * step] * 2, job.output
+
+
+@pytest.mark.parametrize(
+    "function",
+    ["array_collectives", "arrays_in_streams", "missing_arrays", "refusals", "split"],
+)
+@pytest.mark.parametrize("n_ranks", [2, 3])
+def test_on_ranks(n_ranks, function, kernels, emulator):
+    succeeded(run(n_ranks, kernels, emulator, function), n_ranks)
+
+
+def test_array_collectives_of_one_rank(kernels, emulator):
+    succeeded(run(1, kernels, emulator, "array_collectives"), 1)
+
+
+def test_two_ranks_on_one_device_are_told_so_on_all_ranks(kernels, emulator):
+    job = run(3, kernels, emulator, "same_device")
+    assert job.returncode != 0
+    assert "ranks 0, 1, 2 of one host all use cuda:0" in job.output
+    assert "cupy.cuda.Device(comm.intra_rank).use()" in job.output
+    assert job.seconds < 30
+
+
+def test_another_device_than_before_is_refused(kernels, emulator):
+    succeeded(run(2, kernels, emulator, "other_device"), 2)
