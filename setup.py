@@ -20,6 +20,7 @@ EXTRAS = {
     # For the examples: handwritten digits that need no download.
     "examples": ["scikit-learn>=1.4"],
     "test": [
+        "ml_dtypes>=0.5",
         "mpi-pytest>=2025.7",
         "pytest>=8",
         "pytest-timeout>=2.3",

@@ -65,8 +65,8 @@ def compile_command(kind: str, output: pathlib.Path) -> list[str]:
         raise CannotBuildError(f"the NCCL emulator ({kind}) needs {needed} on PATH")
     files = [str(path) for path in sources(kind)]
     if kind == "cuda":
-        # The runtime is linked in: the library needs nothing but the driver. nvcc passes
-        # the options on to the compilation of its own C++ stub too.
+        # The runtime is linked in: the library needs nothing but the driver. The
+        # options also reach a C++ stub of nvcc's own, so that they cannot name a C.
         host = ["-Xcompiler", ",".join(OPTIONS), "-Xlinker", f"-soname={LIBRARY}"]
         hidden = ["-Xlinker", "--exclude-libs=ALL"]
         command = [compiler, "-shared", "-cudart", "static", *host, *hidden, *files]

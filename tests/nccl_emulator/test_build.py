@@ -1,4 +1,4 @@
-"""The build: by several processes at once, without a compiler, with sanitizers, CUDA."""
+"""The build: by several processes at once, with sanitizers, and for CUDA."""
 
 from __future__ import annotations
 

@@ -34,7 +34,9 @@ def every_operation(ranks: Ranks, count: int) -> str:
     assert (recv == (total if rank == size - 1 else 0)).all()
     library.call("Broadcast", *arguments, size - 1, *end)
     assert (recv == inputs[-1]).all()
-    library.call("AllGather", send_pointer, _on_device(all_of_them), *arguments[2:], *end)
+    library.call(
+        "AllGather", send_pointer, _on_device(all_of_them), *arguments[2:], *end
+    )
     assert (all_of_them == inputs).all()
     all_pointer = _on_device(all_of_them)
     library.call("ReduceScatter", all_pointer, *arguments[1:], SUM, *end)
