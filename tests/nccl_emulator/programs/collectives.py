@@ -145,7 +145,12 @@ def every_half(ranks: Ranks) -> None:
         values = np.arange(65536, dtype=np.uint16).view(dtype)
         first = values if comm.rank == 0 else np.zeros_like(values)
         pairs = np.random.default_rng(1).permutation(values) if comm.rank else values
-        for op, own in [("sum", first), ("sum", pairs), ("prod", pairs), ("avg", pairs)]:
+        for op, own in [
+            ("sum", first),
+            ("sum", pairs),
+            ("prod", pairs),
+            ("avg", pairs),
+        ]:
             recv = np.empty_like(own)
             gathered = np.empty(comm.size * own.size, dtype)
             comm.all_reduce(own, recv, op)
@@ -189,7 +194,9 @@ def large(ranks: Ranks, n_elems: int) -> float:
         start = time.monotonic()
         comm.all_reduce(array, array)
         best_s = min(best_s, time.monotonic() - start)
-    expected = sum(np.arange(n_elems, dtype=np.float32) % 251 + r for r in range(comm.size))
+    expected = sum(
+        np.arange(n_elems, dtype=np.float32) % 251 + r for r in range(comm.size)
+    )
     assert_same_bits(array, expected, "large")
     comm.destroy()
     return best_s
@@ -236,7 +243,9 @@ def _check_ring(ranks: Ranks, comm: Communicator, count: int, dtype) -> None:
     assert_same_bits(recv, make_input(source, count, dtype), "ring")
 
 
-def _check_all_at_once(ranks: Ranks, comms: list[Communicator], count: int, own) -> None:
+def _check_all_at_once(
+    ranks: Ranks, comms: list[Communicator], count: int, own
+) -> None:
     """Reduce on several communicators in one group, in an order of each rank's own."""
     arrays = [np.full(count, comm.rank + 1, np.int32) for comm in comms]
     with ranks.library.group():
