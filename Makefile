@@ -23,7 +23,7 @@ CONSTRAINTS = constraints/build.txt
 METADATA = setup.py pyproject.toml $(CONSTRAINTS) communicators/_version.py
 
 .PHONY: demo test test-unit lint format docs bench clean venv-test venv-openmpi \
-	venv-newer venv-nccl
+	venv-newer venv-nccl test-nccl
 
 demo: $(VENV)/installed-demo
 	timeout 600 $(VENV)/bin/mpiexec -n $(N) $(VENV)/bin/python \
@@ -38,6 +38,9 @@ test-unit: venv-test
 # test-1 ... test-4: the tests that run on so many ranks.
 test-%: venv-test
 	$(VENV)/bin/python tests/run_suite.py ranks-$*
+
+test-nccl: venv-test
+	$(VENV)/bin/python tests/run_suite.py nccl nccl-cupy nccl-pynccl
 
 lint: venv-test
 	$(VENV)/bin/python tests/run_suite.py lint

@@ -72,7 +72,7 @@ class CupyBinding(NcclBinding):
             "ncclCommInitRank",
             self._nccl.NcclCommunicator,
             size,
-            unique_id if self._id_is_bytes else _signed(unique_id),
+            unique_id if self._id_is_bytes else signed_chars(unique_id),
             rank,
         )
         return CupyNcclCommunicator(self, rank, size, made)
@@ -159,5 +159,6 @@ def _why_not(cupy_version: str) -> str:
     return f"CuPy {cupy_version} was imported before NCCL could be loaded"
 
 
-def _signed(unique_id: bytes) -> tuple[int, ...]:
+def signed_chars(unique_id: bytes) -> tuple[int, ...]:
+    """Return an id as CuPy before 14 wants it."""
     return tuple(byte - 256 if byte > 127 else byte for byte in unique_id)

@@ -10,8 +10,8 @@ from communicators.errors import UnavailableError
 
 SONAME = "libnccl.so.2"
 
-#: The oldest NCCL that bindings accept. Send and receive are as old as 2.7; before 2.8
-#: each pair of ranks that used them took memory and connections of its own.
+#: The oldest NCCL that bindings accept: send and receive are taken for granted, and
+#: they came with 2.7.
 OLDEST_VERSION = (2, 8, 0)
 
 INSTALL_LIBRARY = (

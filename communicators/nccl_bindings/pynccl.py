@@ -50,7 +50,12 @@ class PyncclBinding(NcclBinding):
         # made for the rest of the process: hence a look before.
         library = NcclLibrary(open_library(_FOLDER_VARIABLE))
         with _folder_for_pynccl(str(pathlib.Path(library.path).parent)):
-            self.api = self._package.cuNccl()._api
+            try:
+                self.api = self._package.cuNccl()._api
+            except AttributeError as error:
+                raise UnavailableError(
+                    f"{library} lacks a function that pynccl needs ({error})"
+                ) from error
         # The one that is in use if someone has loaded pynccl's before.
         super().__init__(NcclLibrary(self.api.dll))
         self._codes = {text: code for code, text in self._package.STATUS.items()}

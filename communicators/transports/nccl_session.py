@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from communicators import nccl_bindings
 from communicators.devices.buffer import DeviceBuffer
@@ -93,6 +93,7 @@ class NcclSession:
         if self.has_lanes:
             self._streams.append(device.create_stream())
         self.world = NcclTransport(self, self._create_world(), "world", lane=0)
+        self._agreement.check(_LABEL)
 
     # -- setting up ---
 
@@ -132,22 +133,17 @@ class NcclSession:
                     "chainer.cuda.get_device_from_id(comm.intra_rank).use()"
                 )
 
-    def _create_world(self) -> NcclCommunicator:
+    def _create_world(self) -> Any:
         size, rank = self._messenger.size, self._messenger.rank
         unique_id, error = b"", None
         if rank == 0:
             unique_id, error = self._try_to(self.binding.create_unique_id, b"")
         unique_id = self._messenger.share_from(unique_id, 0)
         self._agreement.check(_LABEL, error=error)
-        made, error = self._try_to(
-            lambda: self._watched(
-                f"make the NCCL communicator of {size} ranks",
-                lambda: self.binding.init_rank(size, unique_id, rank),
-            ),
-            None,
+        return self._made_together(
+            f"make the NCCL communicator of {size} ranks",
+            lambda: self.binding.init_rank(size, unique_id, rank),
         )
-        self._agreement.check(_LABEL, error=error)
-        return self._keep(made)
 
     def add_group(
         self, group: Group | None, label: str, color: int | None, key: int, lane: int
@@ -162,31 +158,24 @@ class NcclSession:
             lane: 0, or 1 for operations that may run beside those of lane 0.
         """
         what = f"make the NCCL communicator of group {label}"
+        made: NcclCommunicator | None = None
         if self.binding.has_split:
             world = self.world.nccl
-            made, error = self._try_to(
-                lambda: self._watched(what, lambda: world.split(color, key)), None
-            )
-        elif group is not None:
-            made, error = self._try_to(lambda: self._init_group(what, group), None)
+            made = self._made_together(what, lambda: world.split(color, key))
         else:
-            made, error = None, None
-        self._agreement.check(f"{_LABEL}: group {label}", error=error)
+            unique_id, error = b"", None
+            if group is not None and group.rank == 0:
+                unique_id, error = self._try_to(self.binding.create_unique_id, b"")
+            self._agreement.check(f"{_LABEL}: group {label}", error=error)
+            if group is not None:
+                members = group.size, group.mpi.share_from_first(unique_id), group.rank
+                made = self._made_together(
+                    what, lambda: self.binding.init_rank(*members)
+                )
+        self._agreement.check(f"{_LABEL}: group {label}")
         if group is not None:
-            group.nccl = NcclTransport(self, self._keep(made), label, lane)
-
-    def _init_group(self, what: str, group: Group) -> NcclCommunicator:
-        unique_id, error = b"", None
-        if group.rank == 0:
-            unique_id, error = self._try_to(self.binding.create_unique_id, b"")
-        unique_id = group.mpi.share_from_first(unique_id)
-        if error is not None:
-            raise error
-        if not unique_id:
-            raise CommunicatorError(f"{what}: the group's first rank has no id")
-        return self._watched(
-            what, lambda: self.binding.init_rank(group.size, unique_id, group.rank)
-        )
+            assert made is not None
+            group.nccl = NcclTransport(self, made, label, lane)
 
     def _try_to(self, make: Callable[[], Any], otherwise: Any) -> tuple[Any, Any]:
         """Return what ``make`` makes and no error, or ``otherwise`` and the error."""
@@ -196,17 +185,22 @@ class NcclSession:
         except CommunicatorError as error:
             return otherwise, error
 
-    def _watched(self, text: str, make: Callable[[], Any]) -> Any:
+    def _made_together(self, text: str, make: Callable[[], Any]) -> Any:
+        """Make an NCCL communicator together with its other ranks.
+
+        Where that fails on one rank, the others wait inside of NCCL and come to no
+        agreement. So this rank raises alone, and the job ends by that.
+        """
         operation = self._watchdog.begin(f"{self._name}: {text}")
         try:
-            return make()
-        finally:
-            self._watchdog.drop(operation)
-
-    def _keep(self, made: Any) -> NcclCommunicator:
-        self._communicators.append(made)
-        found: NcclCommunicator = made
-        return found
+            with self.device.activate():
+                made = make()
+        except NcclError as error:
+            self._fail(operation, error)
+        self._watchdog.drop(operation)
+        if made is not None:
+            self._communicators.append(made)
+        return made
 
     # -- operations ---
 
@@ -250,7 +244,6 @@ class NcclSession:
                 call(device.stream_pointer(stream))
                 event = device.record(stream)
         except NcclError as error:
-            self._watchdog.drop(operation)
             self._fail(operation, error)
         for buffer in buffers:
             buffer.fence.event = event
@@ -265,15 +258,13 @@ class NcclSession:
         """
         self._watchdog.raise_if_failed()
 
-    def _fail(self, operation: Operation, error: NcclError) -> None:
+    def _fail(self, operation: Operation, error: NcclError) -> NoReturn:
+        self._watchdog.drop(operation)
         # If the watchdog has aborted the communicators, its reason is the reason.
         self._watchdog.fail(
             NcclError(error.call, error.code, f"{operation.text}: {error.reason}")
         )
-        try:
-            self._watchdog.raise_if_failed()
-        except CommunicatorError as failure:
-            raise failure from error
+        raise self._watchdog.take_failure() from error
 
     def _is_done(self, event: Any) -> bool:
         with self.device.activate():

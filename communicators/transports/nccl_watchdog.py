@@ -106,8 +106,13 @@ class Watchdog:
             NcclError: NCCL failed.
         """
         if self.failure is not None:
-            self._raised.set()
-            raise self.failure
+            raise self.take_failure()
+
+    def take_failure(self) -> CommunicatorError:
+        """Return what has been found, to be raised by the caller."""
+        assert self.failure is not None
+        self._raised.set()
+        return self.failure
 
     def fail(self, failure: CommunicatorError) -> None:
         """Abort everything because of ``failure``. From any thread."""
@@ -127,7 +132,13 @@ class Watchdog:
 
     def _watch(self) -> None:
         while not self._stop.wait(POLL_S):
-            failure = self._find_failure()
+            try:
+                failure = self._find_failure()
+            except Exception as error:
+                # What CUDA says when it is asked for an event, if the device failed.
+                failure = CommunicatorError(
+                    f"while NCCL was watched: {type(error).__name__}: {error}"
+                )
             if failure is not None:
                 self.fail(failure)
             if self.failure is not None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
+from typing import NoReturn
 
 import pytest
 
@@ -25,17 +26,24 @@ PACKAGES = {"cupy": "cupy", "pynccl": "pynccl"}
 MEMORY_VARIABLE = "CHAINERMN_NG_NCCL_MEMORY"
 
 
-def skip(reason: str) -> None:
-    """Skip the test, or fail it where everything has to be there."""
+def skip(reason: str, *, module: bool = False) -> NoReturn:
+    """Skip the test or module, or fail it where everything has to be there."""
     if os.environ.get(MEMORY_VARIABLE) == "host":
         pytest.fail(f"{MEMORY_VARIABLE}=host, but {reason}")
-    pytest.skip(reason)
+    pytest.skip(reason, allow_module_level=module)
 
 
 def need_package(binding: str) -> None:
     """Skip the test where a binding's package is not installed."""
     if importlib.util.find_spec(PACKAGES[binding]) is None:
         skip(f"{PACKAGES[binding]} is not installed")
+
+
+def need_any_package() -> None:
+    """Skip the module that calls this where no binding's package is installed."""
+    if not any(map(importlib.util.find_spec, PACKAGES.values())):
+        reason = "neither CuPy nor pynccl is installed; make venv-nccl has both"
+        skip(reason, module=True)
 
 
 def build_emulator() -> pathlib.Path:
@@ -68,7 +76,6 @@ def compile_library(
     compiler = shutil.which("cc")
     if compiler is None:
         skip("there is no C compiler")
-    assert compiler is not None
     options = ["-shared", "-fPIC", "-Wl,-soname,libnccl.so.2", "-Wall", "-Wextra"]
     target = str(folder / "libnccl.so.2")
     subprocess.run(

@@ -21,7 +21,7 @@ KINDS = ("host", "asan", "cuda")
 BUILD_TIMEOUT_S = 120
 
 _WARNINGS = ["-Wall", "-Wextra", "-Werror"]
-_HOST = ["-std=gnu11", "-O2", "-g", "-fPIC", "-pthread", "-fvisibility=hidden"]
+_OPTIONS = ["-O2", "-g", "-fPIC", "-pthread", "-fvisibility=hidden"]
 # One rounding an operation, on every processor: results are compared bit for bit.
 _ARITHMETIC = ["-ffp-contract=off"]
 _SANITIZERS = [
@@ -63,10 +63,11 @@ def compile_command(kind: str, output: pathlib.Path) -> list[str]:
     if compiler is None:
         needed = "nvcc (CUDA toolkit)" if kind == "cuda" else "a C compiler (cc or gcc)"
         raise CannotBuildError(f"the NCCL emulator ({kind}) needs {needed} on PATH")
-    options = [*_HOST, *_ARITHMETIC, *_WARNINGS]
+    options = [*_OPTIONS, *_ARITHMETIC, *_WARNINGS]
     files = [str(path) for path in sources(kind)]
     if kind == "cuda":
-        # The runtime is linked in, so that the library loads wherever a driver is.
+        # The runtime is linked in: the library needs nothing but the driver. nvcc passes
+        # the options on to the compilation of its own C++ stub too.
         host = ["-Xcompiler", ",".join(options), "-Xlinker", f"-soname={LIBRARY}"]
         hidden = ["-Xlinker", "--exclude-libs=ALL"]
         command = [compiler, "-shared", "-cudart", "static", *host, *hidden, *files]

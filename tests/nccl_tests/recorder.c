@@ -11,16 +11,18 @@ typedef struct {
 
 /* send, recv, count, type, op, root, stream; what a call has not stays at -1. */
 int64_t recorded[7];
+const char *recorded_call;
 unsigned char recorded_id[128];
 int64_t recorded_split[2];
 int async_error;
 
-static int record(const void *send, const void *recv, size_t count, int type, int op,
-                  int root, void *stream)
+static int record(const char *call, const void *send, const void *recv, size_t count,
+                  int type, int op, int root, void *stream)
 {
     int64_t all[7] = {(intptr_t)send, (intptr_t)recv, (int64_t)count, type, op, root,
                       (intptr_t)stream};
     memcpy(recorded, all, sizeof all);
+    recorded_call = call;
     return all[6] < 100 ? (int)all[6] : 0;
 }
 
@@ -68,46 +70,46 @@ int ncclCommInitRankConfig(void **comm, int size, unique_id id, int rank, void *
 int ncclAllReduce(const void *s, void *r, size_t n, int t, int o, void *c, void *stream)
 {
     (void)c;
-    return record(s, r, n, t, o, -1, stream);
+    return record(__func__, s, r, n, t, o, -1, stream);
 }
 
 int ncclReduce(const void *s, void *r, size_t n, int t, int o, int root, void *c,
                void *stream)
 {
     (void)c;
-    return record(s, r, n, t, o, root, stream);
+    return record(__func__, s, r, n, t, o, root, stream);
 }
 
 int ncclBroadcast(const void *s, void *r, size_t n, int t, int root, void *c,
                   void *stream)
 {
     (void)c;
-    return record(s, r, n, t, -1, root, stream);
+    return record(__func__, s, r, n, t, -1, root, stream);
 }
 
 int ncclReduceScatter(const void *s, void *r, size_t n, int t, int o, void *c,
                       void *stream)
 {
     (void)c;
-    return record(s, r, n, t, o, -1, stream);
+    return record(__func__, s, r, n, t, o, -1, stream);
 }
 
 int ncclAllGather(const void *s, void *r, size_t n, int t, void *c, void *stream)
 {
     (void)c;
-    return record(s, r, n, t, -1, -1, stream);
+    return record(__func__, s, r, n, t, -1, -1, stream);
 }
 
 int ncclSend(const void *s, size_t n, int t, int peer, void *c, void *stream)
 {
     (void)c;
-    return record(s, (void *)-1, n, t, -1, peer, stream);
+    return record(__func__, s, (void *)-1, n, t, -1, peer, stream);
 }
 
 int ncclRecv(void *r, size_t n, int t, int peer, void *c, void *stream)
 {
     (void)c;
-    return record((void *)-1, r, n, t, -1, peer, stream);
+    return record(__func__, (void *)-1, r, n, t, -1, peer, stream);
 }
 
 #ifndef WITHOUT_SPLIT

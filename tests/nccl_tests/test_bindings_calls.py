@@ -10,6 +10,10 @@ import textwrap
 
 from helpers import nccl
 
+from communicators.nccl_bindings.cupy import signed_chars
+
+nccl.need_any_package()
+
 START = """
     import ctypes
     from communicators import NcclError, nccl_bindings
@@ -56,6 +60,8 @@ def test_all_arguments_reach_their_places_and_counts_have_64_bits(name, recorder
         for method, (args, expected) in calls.items():
             getattr(comm, method)(*args, stream)
             assert recorded() == [*expected, stream], (method, recorded())
+            call = ctypes.c_char_p.in_dll(library, "recorded_call").value.decode()
+            assert call.lower() == "nccl" + method.replace("_", ""), (method, call)
         """,
     )
 
@@ -73,6 +79,13 @@ def test_ids_keep_all_their_bytes(name, recorder):
             assert bytes(got) == given, bytes(got)
         """,
     )
+
+
+def test_ids_are_signed_chars_for_older_versions_of_cupy():
+    every_byte = bytes(range(256))
+    chars = signed_chars(every_byte)
+    assert (min(chars), max(chars)) == (-128, 127)
+    assert bytes(char & 0xFF for char in chars) == every_byte
 
 
 def test_every_code_becomes_an_error_with_what_the_library_says(name, recorder):

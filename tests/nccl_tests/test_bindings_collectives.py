@@ -17,6 +17,8 @@ from mpi4py import MPI
 from communicators.nccl_bindings import NcclCommunicator
 from communicators.nccl_bindings.interface import NCCL_TYPES, UNIQUE_ID_BYTES
 
+nccl.need_any_package()
+
 WORLD = MPI.COMM_WORLD
 RANKS = types.SimpleNamespace(mpi_comm=WORLD)
 

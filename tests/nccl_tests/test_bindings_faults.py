@@ -7,6 +7,8 @@ import textwrap
 import pytest
 from helpers import nccl
 
+nccl.need_any_package()
+
 START = """
     import numpy as np
     from mpi4py import MPI

@@ -133,6 +133,14 @@ static ncclResult_t no_communicator(const char *call)
                   "nccl%s: the communicator is NULL or was destroyed", call);
 }
 
+static void log_fault(const struct operation_state *op, const char *fault,
+                      ncclResult_t code)
+{
+    log_call("op=%s comm=%s rank=%d size=%d fault=%s code=%d",
+             operation_names[op->call.operation], op->comm->name, op->comm->rank,
+             op->comm->size, fault, code);
+}
+
 /* Do what comes before every operation: find its communicator, be slow, fail. A fault
  * that leaves nothing to do sets *done. */
 static ncclResult_t enter(struct operation_state *op, bool *done)
@@ -148,12 +156,19 @@ static ncclResult_t enter(struct operation_state *op, bool *done)
         status = refuse(ncclInvalidUsage, "nccl%s: the communicator was finalized", name);
     if (status == ncclSuccess)
         switch (next_fault(op->call.operation, &code)) {
-        case FAULT_ERROR: status = code; break;
+        case FAULT_ERROR:
+            log_fault(op, "error", code);
+            status = code;
+            break;
         case FAULT_ASYNC:
+            log_fault(op, "async", code);
             atomic_store(&op->comm->async_error, (int)code);
             *done = true;
             break;
-        case FAULT_HANG: op->hangs = true; break;
+        case FAULT_HANG:
+            log_fault(op, "hang", ncclSuccess);
+            op->hangs = true;
+            break;
         case FAULT_NONE: break;
         }
     return status;

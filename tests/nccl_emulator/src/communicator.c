@@ -230,27 +230,35 @@ void ring(struct communicator *comm)
 
 /* ---- failures ---- */
 
+ncclResult_t mark_failed(struct communicator *comm, ncclResult_t code, const char *text,
+                         bool *is_first)
+{
+    int32_t none = 0;
+    *is_first = atomic_compare_exchange_strong(&comm->segment->failure, &none,
+                                               FAILURE_BEING_WRITTEN);
+    if (*is_first) {
+        snprintf(comm->segment->failure_text, REPORT_BYTES, "%s", text);
+        atomic_store(&comm->segment->failure, (int32_t)code);
+        ring(comm);
+    } else if (none > 0) {
+        code = (ncclResult_t)none;
+        text = comm->segment->failure_text;
+    }
+    remember_error(text);
+    return code;
+}
+
 ncclResult_t fail(struct communicator *comm, ncclResult_t code, const char *format, ...)
 {
     char text[REPORT_BYTES];
+    bool is_first;
     va_list arguments;
     va_start(arguments, format);
     vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
-
-    int32_t none = 0;
-    if (atomic_compare_exchange_strong(&comm->segment->failure, &none,
-                                       FAILURE_BEING_WRITTEN)) {
-        memcpy(comm->segment->failure_text, text, sizeof text);
-        atomic_store(&comm->segment->failure, (int32_t)code);
+    code = mark_failed(comm, code, text, &is_first);
+    if (is_first)
         say("%s", text);
-        ring(comm);
-    } else if (none > 0) {
-        code = (ncclResult_t)none;
-        remember_error(comm->segment->failure_text);
-        return code;
-    }
-    remember_error(text);
     return code;
 }
 

@@ -298,6 +298,7 @@ void look_for_deadlock(void)
     else if (is_confirmed(view, circle, n)) {
         char report[REPORT_BYTES];
         write_report(view, circle, n, report);
+        say("%s", report);
         for (int i = 0; i < n; i++) {
             struct seen_thread *seen = &view->threads[circle[i]];
             memcpy(seen->slot->report, report, sizeof report);

@@ -164,6 +164,10 @@ ncclResult_t retire(ncclComm_t handle, bool abort);
 void forget_communicators(void);
 ncclResult_t create_segment(struct shared_file *where, const char *name);
 void ring(struct communicator *comm);
+/* Make all calls on a communicator fail, on all its ranks; return the code of the first
+ * failure. fail() also prints the text, when it is the first. */
+ncclResult_t mark_failed(struct communicator *comm, ncclResult_t code, const char *text,
+                         bool *is_first);
 ncclResult_t fail(struct communicator *comm, ncclResult_t code, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 ncclResult_t failure(struct communicator *comm);

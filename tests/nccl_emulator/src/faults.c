@@ -5,8 +5,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "emulator.h"
 
@@ -126,8 +126,30 @@ static void read_delay(void)
         reject("NCCL_EMULATOR_DELAY_US", setting);
 }
 
+static void check_names(void)
+{
+    static const char prefix[] = "NCCL_EMULATOR_";
+    static const char *const known[] = {"CHUNK_BYTES", "DEADLOCK_S", "DELAY_US", "FAIL",
+                                        "HANG", "INIT_TIMEOUT_S", "LOG", "VERSION"};
+    for (char **variable = environ; *variable != NULL; variable++) {
+        bool is_known = strncmp(*variable, prefix, strlen(prefix)) != 0;
+        for (size_t i = 0; i < sizeof known / sizeof *known && !is_known; i++) {
+            const char *name = *variable + strlen(prefix);
+            const size_t length = strlen(known[i]);
+            is_known = strncmp(name, known[i], length) == 0 && name[length] == '=';
+        }
+        if (!is_known) {
+            const size_t length = strcspn(*variable, "=");
+            fprintf(stderr, "NCCL emulator: there is no variable %.*s (see README.md)\n",
+                    (int)length, *variable);
+            abort();
+        }
+    }
+}
+
 static void read_environment(void)
 {
+    check_names();
     read_orders("NCCL_EMULATOR_FAIL", false);
     read_orders("NCCL_EMULATOR_HANG", true);
     read_delay();
@@ -147,7 +169,11 @@ static double number_setting(const char *variable, double otherwise)
 
 int pretended_version(void)
 {
-    return (int)number_setting("NCCL_EMULATOR_VERSION", EMULATED_VERSION);
+    /* 2.27.7 is 22707; below 2.9 it was 2708 for 2.7.8. */
+    const double number = number_setting("NCCL_EMULATOR_VERSION", EMULATED_VERSION);
+    if (number < 2000 || number > 99999 || number != (int)number)
+        reject("NCCL_EMULATOR_VERSION", getenv("NCCL_EMULATOR_VERSION"));
+    return (int)number;
 }
 
 double init_timeout_s(void)

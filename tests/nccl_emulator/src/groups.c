@@ -138,11 +138,12 @@ static ncclResult_t wait_once(struct operation_state *first, struct wait *wait,
     wait->is_published = true;
     look_for_deadlock();
     char report[REPORT_BYTES];
+    bool is_first;
     if (status == ncclSuccess && is_deadlocked(report, sizeof report)) {
         for (struct operation_state *op = first; op != NULL; op = op->next)
             if (!op->done && missing_ranks(op) != 0) {
                 *failed = op;
-                status = fail(op->comm, ncclInvalidUsage, "%s", report);
+                status = mark_failed(op->comm, ncclInvalidUsage, report, &is_first);
             }
     }
     return status;

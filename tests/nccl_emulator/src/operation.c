@@ -158,13 +158,8 @@ void end_turn(struct operation_state *op)
     op->done = true;
 }
 
-ncclResult_t step(struct operation_state *op, bool *moved)
+static ncclResult_t step_of_kind(struct operation_state *op, bool *moved)
 {
-    if (op->comm != NULL) {
-        const ncclResult_t status = failure(op->comm);
-        if (status != ncclSuccess)
-            return status;
-    }
     if (op->hangs)
         return ncclSuccess;
     switch (op->call.operation) {
@@ -174,6 +169,20 @@ ncclResult_t step(struct operation_state *op, bool *moved)
     case OP_INIT: return step_init(op, moved);
     default: return step_collective(op, moved);
     }
+}
+
+ncclResult_t step(struct operation_state *op, bool *moved)
+{
+    bool has_moved = false;
+    if (op->comm != NULL && atomic_load(&op->comm->aborted))
+        return failure(op->comm);
+    const ncclResult_t status = step_of_kind(op, &has_moved);
+    *moved = *moved || has_moved;
+    /* The failure may be that of a later call, made by ranks that are ahead: as long as
+     * this one can go on, it does. */
+    if (status != ncclSuccess || has_moved || op->done || op->comm == NULL)
+        return status;
+    return failure(op->comm);
 }
 
 rank_mask missing_ranks(const struct operation_state *op)

@@ -77,12 +77,12 @@ static void find_members(struct operation_state *op)
             op->child_rank = place;
 }
 
-static ncclResult_t lead(struct operation_state *op)
+static ncclResult_t lead(struct operation_state *op, uint64_t n_splits_before)
 {
     struct communicator *comm = op->comm;
     struct rank_slot *slot = &comm->slots[comm->rank];
     char name[NAME_BYTES + 32];
-    snprintf(name, sizeof name, "%s.%" PRIu64 ".%d", comm->name, comm->n_splits,
+    snprintf(name, sizeof name, "%s.%" PRIu64 ".%d", comm->name, n_splits_before,
              op->call.color);
     const ncclResult_t status = create_segment(&op->child_file, name);
     if (status != ncclSuccess)
@@ -103,13 +103,15 @@ ncclResult_t step_split(struct operation_state *op, bool *moved)
         return status;
     if (op->child_size == 0) {
         *moved = true;
-        comm->n_splits++;
+        const uint64_t n_splits_before = comm->n_splits++;
         if (op->call.color == NCCL_SPLIT_NOCOLOR) {
             end_turn(op);
             return ncclSuccess;
         }
         find_members(op);
-        if (op->child_rank == 0 && (status = lead(op)) != ncclSuccess)
+        if (op->child_rank == 0)
+            status = lead(op, n_splits_before);
+        if (status != ncclSuccess)
             return fail(comm, status, "communicator %s: rank %d cannot split",
                         comm->name, comm->rank);
     }

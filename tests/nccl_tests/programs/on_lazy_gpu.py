@@ -87,6 +87,38 @@ def allreduce_arrays(cp, name, *options):
         print("launches", kernels.n_launches, "bytes", kernels.n_bytes)
 
 
+def chunks(cp, n_streams):
+    """Average in three chunks over a grid, whose links work at the same time."""
+    from communicators import create_communicator
+
+    with create_communicator(
+        "multi_ring", topology="2x2", n_chunks=3, nccl_binding="pynccl", timeout_s=60
+    ) as comm:
+        # Not divisible by ranks and chunks; chunks have 256 KiB at least.
+        host = np.random.RandomState(RANK).randn(250_001).astype("f4")
+        array = cp.asarray(host)
+        with lazy_cupy.counted() as happened:
+            comm.allreduce_arrays([array])
+        expect(np.allclose(array.get(), means([host])[0], atol=1e-5), "wrong mean")
+        calls = [line.split() for line in happened if line.startswith("nccl")]
+        streams = {call[-1] for call in calls}
+        expect(len(streams) == int(n_streams), calls)
+        # In the host and between hosts: reduce-scatter, then all-gather, back.
+        names = [call[1] for call in calls]
+        rs, ag = "reduce_scatter", "all_gather"
+        # Wave by wave: (0), (0 1), (0 1 2), (0 1 2), (1 2), (2) by chunk.
+        order = [rs, rs, rs, ag, rs, rs, ag, ag, rs, ag, ag, ag]
+        expect(names == order, names)
+        lanes = [call[-1] for call in calls]
+        if len(streams) == 2:
+            inside = lanes[0]
+            in_host = [i for i, lane in enumerate(lanes) if lane == inside]
+            expect(in_host == [0, 2, 5, 6, 9, 11], lanes)
+        sent = comm.sent_bytes
+        padded = -(-250_001 // 16) * 16 * 4
+        expect(sent["dim0"] == sent["dim1"] * 2 == padded, sent, padded)
+
+
 def arrays_in_streams(cp):
     """Use gradients that another stream makes; read the result in a third."""
     from communicators import create_communicator
@@ -232,6 +264,19 @@ def other_device(cp):
             expect("was first used with" in str(error), str(error))
         else:
             expect(False, "no error")
+
+
+def never_done(cp):
+    """A device that never gets on, and a program that does not ask it."""
+    import time
+
+    from communicators import create_communicator
+
+    comm = create_communicator("flat", nccl_binding="pynccl", timeout_s=2)
+    lazy_cupy.Event.done = property(lambda event: False)
+    comm.allreduce(cp.asarray(np.ones(3, "f4")))
+    print("the call has returned", flush=True)
+    time.sleep(50)
 
 
 def split(cp):

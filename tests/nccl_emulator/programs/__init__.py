@@ -1,0 +1,1 @@
+"""What the ranks run in the emulator's tests: functions that import without pytest."""

@@ -1,0 +1,180 @@
+"""Jobs in which NCCL fails, hangs or is not what the ranks need: they end, saying why.
+
+NumPy arrays travel by the emulated NCCL, which environment variables tell to fail.
+"""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Mapping
+
+import pytest
+from helpers import nccl
+from helpers.jobs import JobResult, run_job
+
+TRAINING = """
+import sys
+import chainermn_ng as chainermn
+import chainer
+sys.path.insert(0, "tests")
+from helpers.chainer_models import MLP, batches, part
+
+comm = chainermn.create_communicator({name!r}, **{options!r})
+model = MLP(seed=comm.rank)
+optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.SGD(0.1), comm)
+optimizer.setup(model)
+for x, t in batches({n_steps}, 12):
+    optimizer.update(model, *part(comm, (x, t)))
+    print("step done\\n", end="", flush=True)
+"""
+
+
+def train(
+    emulator: pathlib.Path,
+    n_ranks: int = 3,
+    name: str = "flat",
+    n_steps: int = 10,
+    options: Mapping[str, object] | None = None,
+    **env: str,
+) -> JobResult:
+    """Train a small model over the emulated NCCL; a rank that raises ends the job."""
+    nccl.need_package("cupy")
+    program = TRAINING.format(name=name, options=dict(options or {}), n_steps=n_steps)
+    return run_job(
+        n_ranks,
+        ["-c", program],
+        timeout_s=60,
+        env={
+            "LD_LIBRARY_PATH": str(emulator),
+            "CHAINERMN_NG_NCCL_MEMORY": "host",
+            "CHAINERMN_NG_NCCL_BINDING": "cupy",
+            **env,
+        },
+    )
+
+
+def ended(job: JobResult, *texts: str, within_s: float = 20) -> None:
+    """Expect that a job failed, soon, with these texts."""
+    assert job.returncode != 0, job.output
+    for text in texts:
+        assert text in job.output, job.output
+    assert job.seconds < within_s, job.output
+
+
+@pytest.mark.parametrize("binding", ["cupy", "pynccl"])
+def test_training_works_when_nothing_fails(binding, emulator):
+    nccl.need_package(binding)
+    job = train(emulator, CHAINERMN_NG_NCCL_BINDING=binding)
+    assert job.returncode == 0, job.output
+    assert job.stdout.count("step done") == 30, job.output
+
+
+@pytest.mark.parametrize("name", ["flat", "pure_nccl", "naive"])
+def test_an_error_in_the_middle_of_training_ends_the_job(name, emulator):
+    job = train(emulator, name=name, NCCL_EMULATOR_FAIL="AllReduce:5:2@1")
+    ended(
+        job,
+        f"{name}: all-reduce of ",
+        "NCCL operation",
+        "in group world (rank 1 of 3)",
+        "ncclAllReduce failed with NCCL's code 2",
+        "NCCL_DEBUG",
+    )
+    assert "step done" in job.stdout
+
+
+def test_an_error_that_nccl_reports_later_ends_the_job(emulator):
+    job = train(emulator, NCCL_EMULATOR_FAIL="AllReduce:5:6:async@2")
+    ended(job, "ncclCommGetAsyncError", "code 6", "NCCL_DEBUG")
+
+
+@pytest.mark.parametrize("call", ["ReduceScatter", "AllGather"])
+def test_errors_of_grids_name_the_group(call, emulator):
+    job = train(
+        emulator,
+        n_ranks=4,
+        name="two_dimensional",
+        options={"topology": "2x2"},
+        NCCL_EMULATOR_FAIL=f"{call}:5:3@2",
+    )
+    ended(job, "two_dimensional: ", "in group int", f"nccl{call} failed")
+
+
+def test_an_operation_that_never_ends_is_found_by_the_watchdog(emulator):
+    job = train(emulator, options={"timeout_s": 3}, NCCL_EMULATOR_HANG="AllReduce:5@1")
+    ended(job, "flat: all-reduce of ", "not complete after", "timeout_s=3")
+    assert "in group world" in job.output
+
+
+@pytest.mark.parametrize("call", ["GetUniqueId", "Init", "Split"])
+def test_what_fails_in_the_set_up_ends_the_job(call, emulator):
+    rank = 0 if call == "GetUniqueId" else 1
+    job = train(
+        emulator,
+        name="multi_ring",
+        n_ranks=2,
+        n_steps=1,
+        options={"topology": "2x1", "timeout_s": 20},
+        NCCL_EMULATOR_FAIL=f"{call}:1:3" + (f"@{rank}" if call == "Split" else ""),
+    )
+    what = "set up NCCL" if call == "GetUniqueId" else "make the NCCL communicator of"
+    ended(job, what, "code 3")
+
+
+def test_different_versions_of_nccl_are_refused(emulator):
+    program = """
+import os
+rank = int(os.environ["PMI_RANK"])
+os.environ["NCCL_EMULATOR_VERSION"] = "22707" if rank else "22105"
+import numpy as np
+from communicators import MismatchError, create_communicator
+comm = create_communicator("flat", timeout_s=20)
+try:
+    comm.allreduce(np.ones(3))
+except MismatchError as error:
+    assert "NCCL 2.21.5" in str(error) and "NCCL 2.27.7" in str(error), str(error)
+    print("refused", flush=True)
+"""
+    nccl.need_package("cupy")
+    env = {"LD_LIBRARY_PATH": str(emulator), "CHAINERMN_NG_NCCL_MEMORY": "host"}
+    job = run_job(2, ["-c", program], timeout_s=60, env=env)
+    assert job.returncode == 0, job.output
+    assert job.stdout.count("refused") == 2, job.output
+
+
+def test_nccl_that_reads_device_memory_is_not_given_host_memory(recorder):
+    job = train(recorder, n_ranks=2, CHAINERMN_NG_NCCL_BINDING="pynccl")
+    ended(job, "works on cuda memory, and the arrays are in", "on ranks 0, 1")
+
+
+def test_finalize_twice_at_exit_and_after_an_error(emulator):
+    program = """
+import numpy as np
+from communicators import NcclError, create_communicator
+first = create_communicator("two_dimensional", topology="2x1")
+first.allreduce(np.ones(3))
+first.finalize()
+first.finalize()
+second = create_communicator("flat")     # left to the end of the program
+second.allreduce(np.ones(3))
+third = create_communicator("flat")
+try:
+    for _ in range(9):
+        third.allreduce(np.ones(3))
+except NcclError as error:
+    print(f"failed {error.code}\\n", end="", flush=True)
+third.finalize()
+third.finalize()
+"""
+    nccl.need_package("cupy")
+    env = {"LD_LIBRARY_PATH": str(emulator), "CHAINERMN_NG_NCCL_MEMORY": "host"}
+    job = run_job(
+        2,
+        ["-c", program],
+        timeout_s=60,
+        env={**env, "NCCL_EMULATOR_FAIL": "AllReduce:6:1"},
+    )
+    assert job.stdout.count("failed 1") == 2, job.output
+    assert "Traceback" not in job.output, job.output
+    # Two ranks gave the third communicator up, so MPI cannot be finalised in peace.
+    assert job.seconds < 20, job.output
