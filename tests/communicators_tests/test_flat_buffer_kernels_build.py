@@ -46,13 +46,12 @@ def test_nvcc_compiles_without_warnings_and_spills(architecture, tmp_path):
 
 @pytest.fixture(scope="module")
 def ptx():
-    """What CuPy makes of the source, which it compiles with -ftz=true."""
+    """What CuPy makes of the source: these are its options."""
     nvrtc = find_nvrtc()
     if nvrtc is None:
         pytest.skip("no NVRTC here (pip install nvidia-cuda-nvrtc)")
-    return compile_by_nvrtc(
-        nvrtc, source(), ["--gpu-architecture=compute_80", "-ftz=true"]
-    )
+    options = ["-arch=compute_80", "-ftz=true", "--device-as-default-execution-space"]
+    return compile_by_nvrtc(nvrtc, source(), options)
 
 
 def test_nvrtc_finds_the_kernels_by_their_names(ptx):
