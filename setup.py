@@ -39,6 +39,7 @@ EXTRAS = {
         "cupy-cuda13x>=14",
         "ml_dtypes>=0.5",
         "numba>=0.60",
+        "nvidia-cuda-nvrtc>=13",
         "pynccl>=0.1.2",
     ],
     "lint": [

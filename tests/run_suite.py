@@ -57,8 +57,12 @@ NCCL_TESTS = [
     "tests/chainermn_ng_tests/test_equal_to_one_process.py",
     "tests/chainermn_ng_tests/test_mean_grad.py",
 ]
-# Of NCCL's own kind; they need both bindings, and build the emulator.
-ONLY_NCCL_TESTS = ["tests/nccl_tests", "tests/nccl_emulator"]
+# Of NCCL's own kind; they need the bindings, CUDA's compilers or the emulator.
+ONLY_NCCL_TESTS = [
+    "tests/nccl_tests",
+    "tests/nccl_emulator",
+    "tests/communicators_tests/test_flat_buffer_kernels_build.py",
+]
 
 _CLOSING_LINE = re.compile(r"^=* ?(.*\b(?:passed|failed|error|skipped)\b.*) in [\d.]+s")
 _COUNT = re.compile(r"(\d+) (passed|failed|skipped|errors?)\b")
