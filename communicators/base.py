@@ -260,6 +260,23 @@ class CommunicatorBase:
             "timeout_s": self.timeout_s,
         }
 
+    def options_for(self, members: Sequence[int]) -> dict[str, Any]:
+        """Return the settings with which ``split`` makes one for some of the ranks.
+
+        Args:
+            members: ranks of this communicator, in the order of the new one.
+        """
+        return {**self.options, "topology": self._topology.restrict(members)}
+
+    @property
+    def thread_level(self) -> str:
+        """What MPI lets threads do; with ``"multiple"`` each may have a communicator.
+
+        The others are MPI's ``"single"``, ``"funneled"`` and ``"serialized"``.
+        """
+        level: str = load("messages").thread_level()
+        return level
+
     @property
     def sent_bytes(self) -> dict[str, int]:
         """Bytes of payload that this rank has sent, by group of ranks.
@@ -630,9 +647,7 @@ class CommunicatorBase:
         part = messages.split_mpi(self.mpi_comm, None if undefined else color, key)
         if part is None:
             return None
-        members = part.allgather(self.rank)
-        options = {**self.options, "topology": self._topology.restrict(members)}
-        return type(self)(part, **options)
+        return type(self)(part, **self.options_for(part.allgather(self.rank)))
 
     @collective
     def finalize(self) -> None:

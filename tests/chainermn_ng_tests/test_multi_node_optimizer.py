@@ -74,8 +74,6 @@ def test_bad_arguments(comm):
     sgd = chainer.optimizers.SGD(0.1)
     with pytest.raises(TypeError, match="made by chainermn_ng"):
         create_multi_node_optimizer(sgd, comm.engine)
-    with pytest.raises(NotImplementedError, match="double_buffering"):
-        create_multi_node_optimizer(sgd, comm, double_buffering=True)
     with pytest.raises(TypeError, match="count_samples"):
         count_first_argument(3)
     assert count_first_argument(3, x=np.zeros((4, 2))) == 4
