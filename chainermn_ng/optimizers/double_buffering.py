@@ -93,7 +93,7 @@ class DoubleBufferingOptimizer(MultiNodeOptimizer):
         if waiting is not None:
             what = f"flush: apply gradient {self.actual_optimizer.t + 1}"
         parameters = named_parameters(self.target)
-        self._agree(what, parameters, self._take_failure())
+        self._agree(what, parameters, self._take_failure(parameters))
         if waiting is not None:
             self._in_flight = None
             self._apply(waiting, parameters)
@@ -105,10 +105,9 @@ class DoubleBufferingOptimizer(MultiNodeOptimizer):
         is not collective. For loading see :meth:`MultiNodeOptimizer.serialize`; a
         snapshot of an optimizer without double buffering has nothing in flight.
         """
-        self.actual_optimizer.serialize(serializer)
+        self._serialize_actual(serializer)
         if isinstance(serializer, Deserializer):
             self._replace_in_flight(load_averages(serializer))
-            self._known = None
         elif self._in_flight is None:
             save_averages(serializer, None)
         else:
@@ -126,7 +125,7 @@ class DoubleBufferingOptimizer(MultiNodeOptimizer):
         number = actual.t + (1 if waiting is None else 2)
         initialised = [item for item in parameters if item[1].is_initialized]
         grads: list[Any] = []
-        error = self._take_failure()
+        error = self._take_failure(parameters)
         try:
             grads = own_gradients(initialised)
         except (RuntimeError, TypeError, ValueError) as failure:
@@ -161,11 +160,19 @@ class DoubleBufferingOptimizer(MultiNodeOptimizer):
         average.keep()
         self.actual_optimizer.update(None)
 
-    def _take_failure(self) -> BaseException | None:
-        """Wait for what is in flight; return its error and forget it if it failed."""
-        error = None if self._in_flight is None else self._in_flight.failure()
-        if error is not None:
-            self._replace_in_flight(None)
+    def _take_failure(
+        self, parameters: Sequence[tuple[str, chainer.Parameter]]
+    ) -> BaseException | None:
+        """Wait for what is in flight; return why it cannot be applied, or ``None``.
+
+        What has failed is forgotten.
+        """
+        if self._in_flight is None:
+            return None
+        error = self._in_flight.failure()
+        if error is None:
+            return self._in_flight.averages().misfit(parameters)
+        self._replace_in_flight(None)
         if isinstance(error, CommunicationTimeoutError):
             # Some rank does not come: there is nobody to agree with.
             raise error

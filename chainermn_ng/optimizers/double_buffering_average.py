@@ -37,6 +37,21 @@ class Averages:
     loss_scales: dict[str, float | None] = field(default_factory=dict)
     made_in_background: list[Any] = field(default_factory=list)
 
+    def misfit(self, parameters: Parameters) -> ValueError | None:
+        """Return why these cannot be the parameters' gradients, or ``None``."""
+        for name, parameter in parameters:
+            grad = self.arrays.get(name)
+            array = parameter.raw_array
+            if grad is None or array is None:
+                continue
+            if (grad.shape, grad.dtype) != (array.shape, array.dtype):
+                return ValueError(
+                    f"{name} was {grad.shape} {grad.dtype} when the gradient in flight "
+                    f"was computed and is {array.shape} {array.dtype} now; call "
+                    "flush() before changing it"
+                )
+        return None
+
     def put_into(self, parameters: Parameters, zero_fill: bool) -> None:
         """Make these the parameters' gradients; the arrays are handed over.
 

@@ -272,16 +272,22 @@ class MultiNodeOptimizer:
         After loading, the next :meth:`update` makes model and optimizer the same on
         all ranks again, so load on all ranks, or on rank 0 before the first step.
         """
-        self.actual_optimizer.serialize(serializer)
+        self._serialize_actual(serializer)
+        is_loading = isinstance(serializer, Deserializer)
+        if is_loading and holds_averages(serializer) and self.communicator.rank == 0:
+            warnings.warn(
+                "the snapshot holds a gradient in flight, which this optimizer cannot "
+                "apply: it is lost. Call flush() before saving, or resume with "
+                "double_buffering=True",
+                stacklevel=2,
+            )
+
+    def _serialize_actual(self, serializer: chainer.AbstractSerializer) -> None:
         if isinstance(serializer, Deserializer):
+            optimizer_state.load(self.actual_optimizer, serializer)
             self._known = None
-            if holds_averages(serializer) and self.communicator.rank == 0:
-                warnings.warn(
-                    "the snapshot holds a gradient in flight, which this optimizer "
-                    "cannot apply: it is lost. Call flush() before saving, or resume "
-                    "with double_buffering=True",
-                    stacklevel=2,
-                )
+        else:
+            self.actual_optimizer.serialize(serializer)
 
     def __getattr__(self, name: str) -> Any:
         if name in type(self)._OWN or name.startswith("__"):
