@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import communicators
 
@@ -45,12 +46,13 @@ class Background:
         assert twin is not None
         self.engine = engine.hold(twin)
         self._executor = ThreadPoolExecutor(1, "chainermn_ng-background")
-        self._last: Future[object] | None = None
+        # Weakly: a future holds its result, and the executor holds it until it is done.
+        self._last: weakref.ref[Future[Any]] | None = None
 
     def submit(self, function: Callable[[], _R]) -> Future[_R]:
         """Begin ``function()`` when everything submitted before it has ended."""
         future = self._executor.submit(function)
-        self._last = future
+        self._last = weakref.ref(future)
         return future
 
     def wait_in_flight(self) -> None:
@@ -59,8 +61,9 @@ class Background:
         Also on the device: a submitted function returns when its result is ready.
         Raises nothing; errors belong to those who submitted.
         """
-        if self._last is not None:
-            wait([self._last])
+        last = self._last() if self._last is not None else None
+        if last is not None:
+            wait([last])
 
     def finalize(self) -> None:
         """End the thread, after what is in flight. Not collective."""

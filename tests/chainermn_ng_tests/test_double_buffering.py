@@ -1,6 +1,7 @@
 """Double buffering: which gradients are applied, when, and with what settings."""
 
 import threading
+import weakref
 
 import chainer
 import chainer.functions as F
@@ -309,6 +310,24 @@ def test_in_flight_gradients_are_in_memory_of_their_own(comm, monkeypatch):
         goes_on.release()
     optimizer.flush()
     assert_all_ranks(comm, are_means(comm, seen, (1, 2, 3)), f"{seen}")
+
+
+@pytest.mark.parallel([1, 2])
+def test_what_has_been_applied_is_not_kept(comm):
+    """No more memory than one more set of gradients."""
+    model = Line()
+    optimizer, _ = recorded(comm, model)
+    background = comm.background("test")
+    for k in (1, 2):
+        optimizer.update(model, local(comm, k))
+        background.wait_in_flight()
+    (array,) = optimizer._in_flight.averages().arrays.values()
+    reference = weakref.ref(array)
+    del array
+    optimizer.flush()
+    background.wait_in_flight()
+    model.cleargrads()
+    assert_all_ranks(comm, reference() is None, "an applied gradient is kept")
 
 
 @pytest.mark.parallel([2])
