@@ -147,14 +147,14 @@ def start_average(
     previous: AverageInFlight | None,
     loss_text: str | None,
 ) -> AverageInFlight:
-    """Take the gradients out of parameters and begin to average them.
+    """Begin to average the gradients of parameters.
 
-    All ranks call it at the same step; nobody waits.
+    All ranks call it at the same step; nobody waits. The arrays belong to what is in
+    flight from now on: give the parameters other gradients at once.
 
     Args:
         background: does the work.
-        parameters: initialised ones with their paths, in an order equal on all ranks;
-            they have no gradient afterwards.
+        parameters: initialised ones with their paths, in an order equal on all ranks.
         grads: theirs, each in memory of its own, or ``None``. They become the average.
         label: says to the ranks' agreement which gradients these are.
         wire_dtype: the communicator's ``allreduce_grad_dtype``.
@@ -178,8 +178,6 @@ def start_average(
         else grad
         for (_, p), grad in zip(parameters, grads, strict=True)
     ]
-    for _, parameter in parameters:
-        set_gradient(parameter, None)
     order = DeviceOrder(grads)
 
     def average() -> Averages:

@@ -120,6 +120,22 @@ def test_the_loss_scale_of_a_gradient_in_flight_is_saved(comm):
 
 
 @pytest.mark.parallel([1, 2])
+def test_a_gradient_that_no_rank_has_is_saved_as_such(comm):
+    model = Free()
+    optimizer = buffered(comm, model, chainer.optimizers.SGD(1.0))
+    model.take_step(optimizer, 1)
+    model.cleargrads()
+    optimizer.update()  # applies the first; the second is of nothing
+    snapshot = saved(optimizer)
+    optimizer.flush()
+    load(snapshot, optimizer)
+    assert optimizer.has_gradient_in_flight
+    optimizer.flush()
+    ok = (model.a.array == -1).all() and optimizer.t == 2
+    assert_all_ranks(comm, ok, f"{model.a.array} {optimizer.t}")
+
+
+@pytest.mark.parallel([1, 2])
 def test_snapshots_of_other_optimizers(comm):
     data = batches(2, 12)
     plain = buffered(comm, MLP(0), double_buffering=False)
