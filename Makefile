@@ -26,8 +26,8 @@ NEWER_PYTHON ?= $(PYTHON)
 CONSTRAINTS = constraints/build.txt
 METADATA = setup.py pyproject.toml $(CONSTRAINTS) communicators/_version.py
 
-.PHONY: demo test test-unit test-gpu lint format docs bench clean venv-test \
-	venv-openmpi venv-newer venv-nccl venv-gpu
+.PHONY: demo test test-unit test-nccl test-gpu lint format docs bench clean \
+	venv-test venv-openmpi venv-newer venv-nccl venv-gpu
 
 demo: $(VENV)/installed-demo
 	timeout 600 $(VENV)/bin/mpiexec -n $(N) $(VENV)/bin/python \
@@ -43,12 +43,15 @@ test-unit: venv-test
 test-%: venv-test
 	$(VENV)/bin/python tests/run_suite.py ranks-$*
 
+test-nccl: venv-test
+	$(VENV)/bin/python tests/run_suite.py nccl nccl-cupy nccl-pynccl
+
 # CUDA's libraries come from pip; the driver does not, and without it and a GPU the
 # script says so before anything is installed.
 test-gpu:
-	$(PYTHON) tests/gpu/run_gpu_tests.py --only-look-for-gpu
-	$(MAKE) --no-print-directory venv-gpu
-	$(VENV_GPU)/bin/python tests/gpu/run_gpu_tests.py --output build/gpu_evidence.md
+	@$(PYTHON) tests/gpu/run_gpu_tests.py --only-look-for-gpu
+	@$(MAKE) --no-print-directory venv-gpu
+	@$(VENV_GPU)/bin/python tests/gpu/run_gpu_tests.py --output build/gpu_evidence.md
 
 lint: venv-test
 	$(VENV)/bin/python tests/run_suite.py lint

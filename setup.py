@@ -29,6 +29,7 @@ EXTRAS = {
     # For the examples: handwritten digits that need no download.
     "examples": ["scikit-learn>=1.4"],
     "test": [
+        "ml_dtypes>=0.5",
         "mpi-pytest>=2025.7",
         "pytest>=8",
         "pytest-timeout>=2.3",
@@ -39,6 +40,7 @@ EXTRAS = {
         "cupy-cuda13x>=14",
         "ml_dtypes>=0.5",
         "numba>=0.60",
+        "nvidia-cuda-nvrtc>=13",
         "pynccl>=0.1.2",
     ],
     "lint": [
@@ -76,7 +78,11 @@ setup(
         "Typing :: Typed",
     ],
     packages=find_packages(include=["communicators*", "chainermn_ng*"]),
-    package_data={"communicators": ["py.typed"], "chainermn_ng": ["py.typed"]},
+    package_data={
+        "communicators": ["py.typed"],
+        "communicators.devices": ["*.cu"],
+        "chainermn_ng": ["py.typed"],
+    },
     python_requires=">=3.11",
     install_requires=[
         "chainer>=7.8.1",

@@ -12,6 +12,7 @@ ends with a message which names the pattern.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import platform
 import socket
@@ -21,6 +22,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import metadata
+from typing import Any
 
 import numpy as np
 
@@ -28,6 +30,7 @@ import chainermn_ng
 import communicators
 from chainermn_ng import job_control
 from communicators import nccl_bindings
+from communicators.devices.host import nccl_takes_host_memory
 from communicators.nccl_bindings.library import version_text
 
 PACKAGES = (
@@ -143,10 +146,17 @@ PATTERNS: tuple[Callable[[communicators.CommunicatorBase, int], None], ...] = (
 )
 
 
-def average_gradients(name: str, nbytes: int, timeout_s: float) -> None:
-    """Average one large and one small gradient with the communicator ``name``."""
+def average_gradients(name: str, nbytes: int, timeout_s: float, xp: Any = np) -> None:
+    """Average one large and one small gradient with the communicator ``name``.
+
+    Args:
+        name: of the communicator.
+        nbytes: of the large one.
+        timeout_s: of the communicator.
+        xp: NumPy or CuPy, whose arrays are averaged.
+    """
     with communicators.create_communicator(name, timeout_s=timeout_s) as comm:
-        grads = [np.full(n, comm.rank, np.float32) for n in (nbytes // 4, 7)]
+        grads = [xp.full(n, comm.rank, np.float32) for n in (nbytes // 4, 7)]
         for _ in range(3):
             for grad in grads:
                 grad[...] = comm.rank
@@ -154,7 +164,7 @@ def average_gradients(name: str, nbytes: int, timeout_s: float) -> None:
         # Exact: small integers, and the factor is applied before the sum.
         mean = sum(np.float32(r) * np.float32(1 / comm.size) for r in range(comm.size))
         for grad in grads:
-            if not np.allclose(grad, mean, rtol=1e-5):
+            if not xp.allclose(grad, mean, rtol=1e-5):
                 raise WrongResultError(f"{name}: got {grad[0]}, expected {mean}")
 
 
@@ -216,6 +226,40 @@ def nccl_findings() -> tuple[list[str], list[str]]:
     return versions, lines
 
 
+def choose_gpu(comm: communicators.CommunicatorBase) -> tuple[Any, list[str]]:
+    """Choose a GPU for each rank. Collective.
+
+    Returns:
+        CuPy, with this rank's GPU as its current device, or ``None`` where not every
+        rank can have a GPU of its own; and the lines that describe the GPUs.
+    """
+    cupy, found = None, "CuPy is not installed"
+    if importlib.util.find_spec("cupy") is not None:
+        try:
+            import cupy
+
+            n_devices = cupy.cuda.runtime.getDeviceCount()
+            if comm.world_intra_rank >= n_devices:
+                cupy, found = None, f"only {n_devices} on this host"
+            else:
+                cupy.cuda.Device(comm.world_intra_rank).use()
+                properties = cupy.cuda.runtime.getDeviceProperties(
+                    comm.world_intra_rank
+                )
+                found = f"cuda:{comm.world_intra_rank} {properties['name'].decode()}"
+        except Exception as error:
+            # No driver, no device, or a library that CuPy cannot load.
+            cupy, found = None, f"{type(error).__name__}: {error}"
+    everyone = comm.allgather_obj((found, cupy is not None))
+    texts: dict[str, list[int]] = {}
+    for rank, (text, _) in enumerate(everyone):
+        texts.setdefault(text, []).append(rank)
+    lines = [f"GPU:      {text} (ranks {ranks})" for text, ranks in texts.items()]
+    if not all(usable for _, usable in everyone):
+        return None, [*lines, "GPU:      not every rank has one: not tried"]
+    return cupy, lines
+
+
 def main(args: list[str] | None = None) -> None:
     """Run the check; leave with status 1 if something is wrong.
 
@@ -240,12 +284,13 @@ def main(args: list[str] | None = None) -> None:
     with time_limit("start of MPI", limit_s):
         comm = communicators.create_communicator("flat", timeout_s=limit_s)
         lines = findings(comm, *nccl)
+        cupy, gpu_lines = choose_gpu(comm)
 
     def tell(text: str) -> None:
         if comm.rank == 0:
             print(text, flush=True)
 
-    for line in lines:
+    for line in [*lines, *gpu_lines]:
         tell(line)
     tell("")
 
@@ -270,10 +315,16 @@ def main(args: list[str] | None = None) -> None:
         if name in ("two_dimensional", "multi_ring") and not comm.topology.is_uniform:
             tell(f"{name:32} not for hosts with unequal numbers of ranks")
             continue
-        run(
-            f"average by {name}",
-            lambda name=name: average_gradients(name, nbytes, limit_s),
-        )
+        if name != "pure_nccl" or nccl_takes_host_memory():
+            run(
+                f"average by {name}",
+                lambda name=name: average_gradients(name, nbytes, limit_s),
+            )
+        if cupy is not None:
+            run(
+                f"average by {name} on GPUs",
+                lambda name=name: average_gradients(name, nbytes, limit_s, cupy),
+            )
     comm.finalize()
     tell("\nall is well")
 

@@ -284,6 +284,23 @@ class CommunicatorBase:
             "nccl_binding": self._given_binding,
         }
 
+    def options_for(self, members: Sequence[int]) -> dict[str, Any]:
+        """Return the settings with which ``split`` makes one for some of the ranks.
+
+        Args:
+            members: ranks of this communicator, in the order of the new one.
+        """
+        return {**self.options, "topology": self._topology.restrict(members)}
+
+    @property
+    def thread_level(self) -> str:
+        """What MPI lets threads do; with ``"multiple"`` each may have a communicator.
+
+        The others are MPI's ``"single"``, ``"funneled"`` and ``"serialized"``.
+        """
+        level: str = load("messages").thread_level()
+        return level
+
     @property
     def sent_bytes(self) -> dict[str, int]:
         """Bytes of payload that this rank has sent, by group of ranks.
@@ -436,6 +453,19 @@ class CommunicatorBase:
         """The device whose buffers :meth:`all_reduce_flat` is given."""
         assert self._session is not None
         return self._session.device
+
+    def raise_if_nccl_failed(self) -> None:
+        """Raise what NCCL, or the thread that watches it, has found since.
+
+        For who has waited for the device: an abort ends such waits, too, and leaves
+        the arrays as they happen to be.
+
+        Raises:
+            NcclError: NCCL failed.
+            CommunicationTimeoutError: an operation did not end within ``timeout_s``.
+        """
+        if self._session is not None:
+            self._session.raise_if_failed()
 
     def before_device_collectives(self, callback: Callable[[], None]) -> None:
         """Let ``callback`` be called before each collective on device arrays.
@@ -745,9 +775,7 @@ class CommunicatorBase:
         part = messages.split_mpi(self.mpi_comm, None if undefined else color, key)
         if part is None:
             return None
-        members = part.allgather(self.rank)
-        options = {**self.options, "topology": self._topology.restrict(members)}
-        return type(self)(part, **options)
+        return type(self)(part, **self.options_for(part.allgather(self.rank)))
 
     @collective
     def finalize(self) -> None:

@@ -112,14 +112,15 @@ def parse_wire_dtype(value: object) -> np.dtype[Any] | None:
 
     Args:
         value: ``None``, or float16, bfloat16 (needs ml_dtypes), float32 or float64
-            as a name or a NumPy dtype.
+            as a name, a scalar type or a NumPy dtype. The wire has the machine's byte
+            order.
 
     Raises:
         ValueError: any other dtype, or bfloat16 without ml_dtypes.
     """
     if value is None:
         return None
-    if value == "bfloat16":
+    if isinstance(value, str) and value == "bfloat16":
         try:
             import ml_dtypes  # type: ignore[import-not-found,unused-ignore]
         except ImportError as error:
@@ -137,4 +138,4 @@ def parse_wire_dtype(value: object) -> np.dtype[Any] | None:
             f"allreduce_grad_dtype {value!r}: expected None or one of "
             f"{', '.join(_WIRE_NAMES)}"
         )
-    return dtype
+    return dtype.newbyteorder("=")

@@ -84,6 +84,12 @@ class MultiRingCommunicator(CommunicatorBase):
         # A part of the ranks has other factors, so it takes its own default.
         return {**super().options, "n_chunks": self.n_chunks}
 
+    def options_for(self, members: Sequence[int]) -> dict[str, Any]:
+        options = super().options_for(members)
+        if list(members) == list(range(self.size)):
+            options["dims"] = self.dims
+        return options
+
     def start_all_reduce_flat(self, buffer: FlatBuffer, op: str) -> Handle:
         n = max(1, min(self.n_chunks, buffer.nbytes // MIN_CHUNK_BYTES))
         on_device = isinstance(buffer, DeviceBuffer)

@@ -2,10 +2,11 @@
 
 ``python tests/run_suite.py`` runs every part; names choose some, for example
 ``python tests/run_suite.py ranks-3``. Run it by the Python of the environment that
-has the test extra (``make test`` does). Two parts need further environments and
+has the test extra (``make test`` does). Some parts need further environments and
 make them by ``make``: one with Open MPI, one with a newer Python where the machine
-has one. The end of the output says what ran, how long it took, and what was
-skipped and why; the exit status is non-zero when any part failed.
+has one, one with the NCCL bindings and no NCCL. The end of the output says what ran,
+how long it took, and what was skipped and why; the exit status is non-zero when any
+part failed.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import argparse
 import os
 import pathlib
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -43,6 +45,23 @@ OPEN_MPI_JOBS = [
 NEWER_PYTHON_TESTS = [
     "tests/communicators_tests",
     "tests/chainermn_ng_tests",
+]
+# With the emulated NCCL, what moves arrays is run again: they travel by it then.
+NCCL_TESTS = [
+    "tests/communicators_tests/test_array_collectives.py",
+    "tests/communicators_tests/test_byte_counters.py",
+    "tests/communicators_tests/test_many_arrays.py",
+    "tests/communicators_tests/test_reductions.py",
+    "tests/communicators_tests/test_split_and_life.py",
+    "tests/chainermn_ng_tests/test_bcast_data.py",
+    "tests/chainermn_ng_tests/test_equal_to_one_process.py",
+    "tests/chainermn_ng_tests/test_mean_grad.py",
+]
+# Of NCCL's own kind; they need the bindings, CUDA's compilers or the emulator.
+ONLY_NCCL_TESTS = [
+    "tests/nccl_tests",
+    "tests/nccl_emulator",
+    "tests/communicators_tests/test_flat_buffer_kernels_build.py",
 ]
 
 _CLOSING_LINE = re.compile(r"^=* ?(.*\b(?:passed|failed|error|skipped)\b.*) in [\d.]+s")
@@ -81,6 +100,7 @@ def pytest_command(
     timeout_s: float,
     env: dict[str, str] | None = None,
     keyword: str | None = None,
+    ignored: Sequence[str] = (),
 ) -> Command:
     """Run the tests for ``n_ranks`` ranks: one pytest a rank, rank 0 prints.
 
@@ -90,6 +110,7 @@ def pytest_command(
     argv = [python, "-m", "pytest", "--color=no", "-m", "parallel[match]", *tests]
     if keyword:
         argv += ["-k", keyword]
+    argv += [f"--ignore={path}" for path in ignored]
     env = dict(env or {})
     if n_ranks > 1:
         # The ranks share few cores; in small arrays a second thread gains nothing.
@@ -112,12 +133,14 @@ def lint() -> list[Command]:
 
 def unit() -> list[Command]:
     """Tests in one process, whole jobs, and hosts made of network namespaces."""
-    return [pytest_command(sys.executable, 1, timeout_s=900)]
+    return [pytest_command(sys.executable, 1, timeout_s=900, ignored=ONLY_NCCL_TESTS)]
 
 
 def ranks(n_ranks: int) -> Callable[[], list[Command]]:
     """Return the part that runs the tests for ``n_ranks`` ranks."""
-    return lambda: [pytest_command(sys.executable, n_ranks, timeout_s=420)]
+    return lambda: [
+        pytest_command(sys.executable, n_ranks, timeout_s=420, ignored=ONLY_NCCL_TESTS)
+    ]
 
 
 def open_mpi() -> list[Command]:
@@ -144,6 +167,48 @@ def newer_python() -> list[Command]:
     ]
 
 
+def nccl(binding: str) -> Callable[[], list[Command]]:
+    """Return the part that runs what moves arrays over NCCL, by one binding."""
+
+    def commands() -> list[Command]:
+        python, env = nccl_environment()
+        env = {**env, "CHAINERMN_NG_NCCL_BINDING": binding}
+        return [
+            pytest_command(python, n, NCCL_TESTS, timeout_s=420, env=env)
+            for n in (1, 2, 3, 4)
+        ]
+
+    return commands
+
+
+def nccl_parts() -> list[Command]:
+    """Bindings, emulator, kernels, failures, and GPUs whose streams work late."""
+    python, env = nccl_environment()
+    # Most of these start jobs of their own, which find the emulator by themselves.
+    return [
+        pytest_command(python, 1, ONLY_NCCL_TESTS, timeout_s=600, env=env),
+        pytest_command(python, 2, ["tests/nccl_tests"], timeout_s=300, env=env),
+        pytest_command(python, 3, ["tests/nccl_tests"], timeout_s=300, env=env),
+    ]
+
+
+def nccl_environment() -> tuple[str, dict[str, str]]:
+    """Build the emulated NCCL; return the Python with the bindings, and variables."""
+    if shutil.which("cc") is None:
+        raise NotHere("no C compiler (cc), which builds the emulated NCCL")
+    make("venv-nccl")
+    python = other_python("nccl")
+    folder = subprocess.run(
+        [python, "tests/nccl_emulator/build.py", "host"],
+        cwd=REPOSITORY,
+        check=True,
+        timeout=300,
+        stdout=subprocess.PIPE,
+        text=True,
+    ).stdout.strip()
+    return python, {"LD_LIBRARY_PATH": folder, "CHAINERMN_NG_NCCL_MEMORY": "host"}
+
+
 def docs() -> list[Command]:
     """The documents build without a warning."""
     return [Command(["make", "--no-print-directory", "docs", *make_variables()], 600)]
@@ -157,6 +222,9 @@ PARTS: dict[str, Callable[[], list[Command]]] = {
     "ranks-4": ranks(4),
     "openmpi": open_mpi,
     "newer-python": newer_python,
+    "nccl": nccl_parts,
+    "nccl-cupy": nccl("cupy"),
+    "nccl-pynccl": nccl("pynccl"),
     "docs": docs,
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import itertools
 import json
+import os
 import pathlib
 import re
 import subprocess
@@ -73,6 +74,26 @@ def test_every_folder_with_code_is_packaged(metadata):
 def test_packages_tell_that_they_are_typed(package, metadata):
     assert metadata["package_data"][package] == ["py.typed"]
     assert (REPOSITORY / package / "py.typed").exists()
+
+
+def test_files_that_are_no_code_are_installed(tmp_path):
+    subprocess.run(
+        [sys.executable, "setup.py", "--quiet", "build_py", f"--build-lib={tmp_path}"],
+        cwd=REPOSITORY,
+        # setuptools would rather be called by pip.
+        env={**os.environ, "PYTHONWARNINGS": "ignore"},
+        timeout=60,
+        check=True,
+    )
+    files = [p for name in PACKAGES for p in (REPOSITORY / name).rglob("*")]
+    expected = {
+        str(path.relative_to(REPOSITORY))
+        for path in files
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert "communicators/devices/flat_buffer.cu" in expected
+    installed = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert {str(path.relative_to(tmp_path)) for path in installed} == expected
 
 
 def test_requirements_are_the_imports(metadata):

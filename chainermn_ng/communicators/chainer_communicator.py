@@ -12,6 +12,7 @@ import chainer
 
 import communicators
 from chainermn_ng.communicators import gradients, identity, model_sync, settings
+from chainermn_ng.communicators.background import Background
 from chainermn_ng.communicators.parameters import named_parameters
 
 # The same in every MPI that mpi4py knows; MPI need not be started to say it.
@@ -41,6 +42,7 @@ class ChainerCommunicator:
         self._models = identity.ModelNumbers()
         self._n_optimizers: Counter[str] = Counter()
         self._n_evaluators = 0
+        self._background: Background | None = None
 
     # -- ranks -----------------------------------------------------------------------
 
@@ -121,6 +123,8 @@ class ChainerCommunicator:
 
     def finalize(self) -> None:
         """Release what the communicator holds; it cannot be used afterwards."""
+        if self._background is not None:
+            self._background.finalize()
         self.engine.finalize()
 
     def __enter__(self) -> ChainerCommunicator:
@@ -128,7 +132,8 @@ class ChainerCommunicator:
 
     def __exit__(self, *exc_info: object) -> None:
         # As the engine does: after an error the ranks may not be at the same point.
-        self.engine.__exit__(*exc_info)
+        if exc_info[0] is None:
+            self.finalize()
 
     def __copy__(self) -> ChainerCommunicator:
         return self
@@ -304,6 +309,21 @@ class ChainerCommunicator:
             stacklevel=2,
         )
         self.multi_node_mean_grad(model, zero_fill)
+
+    def background(self, label: str) -> Background:
+        """Return the thread that communicates beside this communicator.
+
+        Collective at the first call, which makes it.
+
+        Args:
+            label: who asks for it; must be equal on all ranks.
+
+        Raises:
+            UnavailableError: MPI does not let several threads call it; on all ranks.
+        """
+        if self._background is None:
+            self._background = Background(self.engine, label)
+        return self._background
 
     def new_optimizer_identity(self, copied_from: str = "") -> str:
         """Return what tells an optimizer from others; the same on all ranks.

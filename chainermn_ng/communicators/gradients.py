@@ -50,7 +50,14 @@ def mean_gradients(
     """
     parameters = [item for item in parameters if item[1].is_initialized]
     try:
-        grads = _own_gradients(parameters, share)
+        grads = own_gradients(parameters)
+        if share == 0:
+            # The mean over no samples is NaN; with no part in the total it is zero.
+            grads = [None] * len(grads)
+            for _, parameter in parameters:
+                set_gradient(parameter, None)
+        elif share is not None:
+            scale_to_share(grads, share)
     except (RuntimeError, TypeError, ValueError) as error:
         engine.agree(label, error=error)
         raise
@@ -65,7 +72,7 @@ def mean_gradients(
         label=label,
     )
     if loss_scale is None:
-        loss_scale = _loss_scale_of_gradients(parameters, grads)
+        loss_scale = loss_scale_of_gradients(parameters, grads)
     for (_, parameter), grad, result in zip(parameters, grads, results, strict=True):
         if grad is not None:
             continue
@@ -80,29 +87,32 @@ def mean_gradients(
         parameter._loss_scale = loss_scale
 
 
-def _own_gradients(
-    parameters: Sequence[tuple[str, chainer.Parameter]], share: float | None
-) -> list[Any]:
-    """Return the gradients, each in memory of its own, scaled to this rank's part."""
+def own_gradients(parameters: Sequence[tuple[str, chainer.Parameter]]) -> list[Any]:
+    """Return the gradients, ``None`` where there is none, each in memory of its own.
+
+    Those that share memory, or cannot be written to, are replaced by copies in their
+    parameters as well.
+    """
     taken: set[int] = set()
     grads: list[Any] = []
     for _, parameter in parameters:
         grad = gradient_of(parameter)
-        # The mean over no samples is NaN; with no part in the total it counts as zero.
-        if grad is not None and share == 0:
-            grad = None
-            set_gradient(parameter, None)
         if grad is not None:
             owned = _in_memory_of_its_own(grad, taken)
             if owned is not grad:
                 set_gradient(parameter, owned)
                 grad = owned
-            if share is not None:
-                # A share rounded to half precision would be off by up to 5e-4.
-                wide = np.promote_types(grad.dtype, np.float32).type(share)
-                grad[...] = grad * wide
         grads.append(grad)
     return grads
+
+
+def scale_to_share(grads: Sequence[Any], share: float) -> None:
+    """Multiply gradients by this rank's part of the total, in place."""
+    for grad in grads:
+        if grad is not None:
+            # A share rounded to half precision would be off by up to 5e-4.
+            wide = np.promote_types(grad.dtype, np.float32).type(share)
+            grad[...] = grad * wide
 
 
 def _in_memory_of_its_own(grad: Any, taken: set[int]) -> Any:
@@ -125,9 +135,10 @@ def _on_device(parameter: chainer.Parameter, array: Any) -> Any:
     return parameter.device.send(array)
 
 
-def _loss_scale_of_gradients(
+def loss_scale_of_gradients(
     parameters: Sequence[tuple[str, chainer.Parameter]], grads: list[Any]
 ) -> float | None:
+    """Return the scale noted beside the first gradient that this rank has."""
     for (_, parameter), grad in zip(parameters, grads, strict=True):
         if grad is not None:
             return parameter._loss_scale

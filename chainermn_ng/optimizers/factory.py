@@ -7,6 +7,7 @@ from collections.abc import Callable
 import chainer
 
 from chainermn_ng.communicators import ChainerCommunicator
+from chainermn_ng.optimizers.double_buffering import DoubleBufferingOptimizer
 from chainermn_ng.optimizers.multi_node_optimizer import MultiNodeOptimizer
 
 
@@ -26,7 +27,10 @@ def create_multi_node_optimizer(
     Args:
         actual_optimizer: any Chainer optimizer.
         communicator: made by :func:`chainermn_ng.create_communicator`.
-        double_buffering: not available yet.
+        double_buffering: average each gradient in the background while the next one
+            is computed, and apply it one update later: communication costs little
+            time then, but gradients are one step old, which can cost accuracy. Call
+            ``flush()`` after the last update. See :class:`DoubleBufferingOptimizer`.
         zero_fill: give a gradient of zeros to initialised parameters for which no
             rank has a gradient; Chainer's own optimizers do that anyway. A gradient
             that only some ranks lack always counts as zero.
@@ -39,11 +43,11 @@ def create_multi_node_optimizer(
             ``optimizer.update(None, *batch)``.
 
     Returns:
-        MultiNodeOptimizer: a stand-in for ``actual_optimizer``.
+        MultiNodeOptimizer: a stand-in for ``actual_optimizer``; with double buffering
+        a :class:`DoubleBufferingOptimizer`.
 
     Raises:
         TypeError: ``communicator`` takes no models, or there is no optimizer.
-        NotImplementedError: double buffering was asked for.
     """
     if not isinstance(communicator, ChainerCommunicator):
         raise TypeError(
@@ -56,9 +60,5 @@ def create_multi_node_optimizer(
             "create_multi_node_optimizer: expected a chainer.Optimizer; got "
             f"{type(actual_optimizer).__qualname__}"
         )
-    if double_buffering:
-        raise NotImplementedError(
-            "create_multi_node_optimizer: double buffering is not available yet; "
-            "leave double_buffering out"
-        )
-    return MultiNodeOptimizer(actual_optimizer, communicator, zero_fill, count_samples)
+    kind = DoubleBufferingOptimizer if double_buffering else MultiNodeOptimizer
+    return kind(actual_optimizer, communicator, zero_fill, count_samples)

@@ -20,6 +20,7 @@ from chainermn_ng.communicators.model_sync import (
 )
 from chainermn_ng.communicators.parameters import named_parameters
 from chainermn_ng.optimizers import optimizer_state
+from chainermn_ng.optimizers.double_buffering_snapshot import holds_averages
 from chainermn_ng.optimizers.link_attributes import LinkAttributes
 from chainermn_ng.optimizers.samples import warn_if_batch_exceeds_shard
 
@@ -125,6 +126,38 @@ class MultiNodeOptimizer:
             parameters = named_parameters(self.target)
         elif self._lazy and self._settle():
             self._warn_of_first_gradient()
+        self._step(parameters, share)
+
+    def flush(self) -> None:
+        """Do nothing: every gradient has been applied by the update that computed it.
+
+        So that a script may call it whether or not it has asked for double buffering.
+        """
+
+    def bcast_state(self, root: int = 0) -> None:
+        """Give all ranks the model and the optimizer of one. Collective.
+
+        Sends parameters, persistent values, the optimizer's state, step count and
+        hyperparameters. Call it after one rank alone has loaded a snapshot.
+
+        Args:
+            root: the rank that has them.
+        """
+        label = self._label("bcast_state")
+        comm = self.communicator
+        result = synchronise_model(comm.engine, self.target, label, root=root)
+        state = None
+        if comm.rank == root:
+            state = self._state(hyperparameters=True)
+        state = comm.bcast_obj(state, root=root)
+        if comm.rank != root:
+            self._set_state(state)
+        self._known, self._lazy = _paths(named_parameters(self.target)), result.lazy
+
+    def _step(
+        self, parameters: Sequence[tuple[str, chainer.Parameter]], share: float | None
+    ) -> None:
+        """Average the gradients, of which this rank's part is ``share``; apply them."""
         actual = self.actual_optimizer
         settings = optimizer_state.describe_hyperparameters(actual, parameters)
         mean_gradients(
@@ -137,25 +170,14 @@ class MultiNodeOptimizer:
         )
         actual.update(None)
 
-    def bcast_state(self, root: int = 0) -> None:
-        """Give all ranks the model and the optimizer of one. Collective.
+    def _state(self, *, hyperparameters: bool) -> dict[str, Any]:
+        """Return what the ranks send each other; see :mod:`.optimizer_state`."""
+        return optimizer_state.capture(
+            self.actual_optimizer, hyperparameters=hyperparameters
+        )
 
-        Sends parameters, persistent values, the optimizer's state, step count and
-        hyperparameters. Call it after one rank alone has loaded a snapshot.
-
-        Args:
-            root: the rank that has them.
-        """
-        label = self._label("bcast_state")
-        comm, actual = self.communicator, self.actual_optimizer
-        result = synchronise_model(comm.engine, actual.target, label, root=root)
-        state = None
-        if comm.rank == root:
-            state = optimizer_state.capture(actual, hyperparameters=True)
-        state = comm.bcast_obj(state, root=root)
-        if comm.rank != root:
-            optimizer_state.apply(actual, state)
-        self._known, self._lazy = _paths(named_parameters(self.target)), result.lazy
+    def _set_state(self, state: dict[str, Any]) -> None:
+        optimizer_state.apply(self.actual_optimizer, state)
 
     def _compute_gradients(self, lossfun: Any, args: Any, kwds: Any) -> None:
         actual = self.actual_optimizer
@@ -177,17 +199,17 @@ class MultiNodeOptimizer:
         loss.backward(loss_scale=actual._loss_scale)
 
     def _synchronise(self, has_gradients: bool) -> None:
-        comm, actual = self.communicator, self.actual_optimizer
+        comm = self.communicator
         label = self._label("synchronise the model")
         result = synchronise_model(
-            comm.engine, actual.target, label, compare=has_gradients
+            comm.engine, self.target, label, compare=has_gradients
         )
         # A rank that alone has loaded a snapshot brings momentum and step count along.
-        state = optimizer_state.capture(actual, hyperparameters=False)
+        state = self._state(hyperparameters=False)
         if len(set(comm.allgather_obj(optimizer_state.digest_of(state)))) > 1:
             state = comm.bcast_obj(state, root=0)
             if comm.rank != 0:
-                optimizer_state.apply(actual, state)
+                self._set_state(state)
         self._known, self._lazy = _paths(named_parameters(self.target)), result.lazy
         if result.differed:
             self._warn_of_first_gradient()
@@ -250,18 +272,31 @@ class MultiNodeOptimizer:
         After loading, the next :meth:`update` makes model and optimizer the same on
         all ranks again, so load on all ranks, or on rank 0 before the first step.
         """
-        self.actual_optimizer.serialize(serializer)
+        self._serialize_actual(serializer)
+        is_loading = isinstance(serializer, Deserializer)
+        if is_loading and holds_averages(serializer) and self.communicator.rank == 0:
+            warnings.warn(
+                "the snapshot holds a gradient in flight, which this optimizer cannot "
+                "apply: it is lost. Call flush() before saving, or resume with "
+                "double_buffering=True",
+                stacklevel=2,
+            )
+
+    def _serialize_actual(self, serializer: chainer.AbstractSerializer) -> None:
         if isinstance(serializer, Deserializer):
+            optimizer_state.load(self.actual_optimizer, serializer)
             self._known = None
+        else:
+            self.actual_optimizer.serialize(serializer)
 
     def __getattr__(self, name: str) -> Any:
-        if name in MultiNodeOptimizer._OWN or name.startswith("__"):
+        if name in type(self)._OWN or name.startswith("__"):
             # While a copy is being made they are not there yet.
             raise AttributeError(name)
         return getattr(self.actual_optimizer, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in MultiNodeOptimizer._OWN:
+        if name in type(self)._OWN:
             object.__setattr__(self, name, value)
         else:
             setattr(self.actual_optimizer, name, value)

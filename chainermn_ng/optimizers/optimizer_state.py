@@ -9,6 +9,7 @@ from typing import Any
 import chainer
 import numpy as np
 from chainer import variable
+from chainer.serializer import Deserializer
 
 from chainermn_ng.communicators.parameters import named_parameters, to_host
 
@@ -95,6 +96,45 @@ def apply(optimizer: chainer.Optimizer, state: dict[str, Any]) -> None:
         vars(optimizer.hyperparam).update(state["hyperparam"])
     for name, value in state.get("loss_scale", {}).items():
         setattr(optimizer, name, value)
+
+
+def load(optimizer: chainer.Optimizer, serializer: Deserializer) -> None:
+    """Load what Chainer's optimizers save, also from before their first step.
+
+    Then Chainer saves no state of the update rules, and fails to load for want of it.
+    """
+    for name, parameter in optimizer.target.namedparams():
+        rule = parameter.update_rule
+        if rule is not None and _has_not_begun(serializer[name]):
+            # Both are made at the first step.
+            rule._state = None
+            rule._fp32_param = None
+    optimizer.serialize(_DeserializerOfBeginners(serializer))
+
+
+class _DeserializerOfBeginners(Deserializer):
+    """Gives ``None`` for the state of an update rule that had taken no step."""
+
+    def __init__(self, actual: Deserializer) -> None:
+        self._actual = actual
+
+    def __getitem__(self, key: str) -> Deserializer:
+        return _DeserializerOfBeginners(self._actual[key])
+
+    def __call__(self, key: str, value: Any) -> Any:
+        try:
+            return self._actual(key, value)
+        except KeyError:
+            if value is None and _has_not_begun(self._actual):
+                return None
+            raise
+
+
+def _has_not_begun(serializer: Deserializer) -> bool:
+    try:
+        return bool(serializer("t", 1) == 0)
+    except KeyError:
+        return False
 
 
 def digest_of(state: Any) -> bytes:

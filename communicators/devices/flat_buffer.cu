@@ -12,8 +12,9 @@ namespace {
 typedef long long Index;  // positions in buffers pass 2^31
 typedef unsigned long long Bits64;
 
-// Threads of a block, and elements of the flat buffer that a block takes at a time:
-// a multiple of the threads times the elements in 16 bytes. The launch knows both.
+// Threads of a block, and elements of the flat buffer that a block takes at a time. The
+// tile is a multiple of what the threads move at once, and small enough that a bucket
+// of a few MB is divided among all multiprocessors. The launch knows both.
 const int kThreads = 256;
 const int kTile = 2048;
 const int kVectorBytes = 16;
@@ -37,15 +38,6 @@ struct Float16 {
 
 struct BFloat16 {
   unsigned short bits;
-};
-
-template <class A, class B>
-struct Same {
-  static const bool value = false;
-};
-template <class A>
-struct Same<A, A> {
-  static const bool value = true;
 };
 
 // ---- Conversions: exact to a wider type, to the nearest (ties to even) to a narrower

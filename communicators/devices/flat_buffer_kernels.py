@@ -168,7 +168,7 @@ class FlatBufferKernels:
         wire_dtype: np.dtype[Any],
         scale: float | None = None,
         *,
-        array_bytes: int | None = None,
+        array_bytes: int,
     ) -> None:
         """Fill a flat buffer with a bucket's arrays, scaled and cast.
 
@@ -182,8 +182,7 @@ class FlatBufferKernels:
                 bucket's.
             wire_dtype: dtype of the buffer and of the bucket.
             scale: factor, or ``None`` for a pure cast.
-            array_bytes: what :func:`present_bytes` says, for the counter; as many
-                bytes as the buffer has by default.
+            array_bytes: what :func:`present_bytes` says, for the counter.
 
         Raises:
             TypeError: a dtype that is neither floating nor complex has no scale.
@@ -207,7 +206,7 @@ class FlatBufferKernels:
         n_elems: int,
         wire_dtype: np.dtype[Any],
         *,
-        array_bytes: int | None = None,
+        array_bytes: int,
     ) -> None:
         """Copy a flat buffer back into a bucket's arrays, cast to each one's dtype.
 
@@ -223,17 +222,15 @@ class FlatBufferKernels:
         args: Sequence[int | float],
         n_elems: int,
         wire_dtype: np.dtype[Any],
-        array_bytes: int | None,
+        array_bytes: int,
     ) -> None:
         if n_elems == 0:
             return
         n_tiles = -(-n_elems * _unit_of(wire_dtype).per_elem // TILE)
         grid = min(n_tiles, self._most_blocks)
         self._launcher.launch(kernel, grid, THREADS, args)
-        buffer_bytes = n_elems * wire_dtype.itemsize
         self.n_launches += 1
-        self.n_bytes += buffer_bytes
-        self.n_bytes += buffer_bytes if array_bytes is None else array_bytes
+        self.n_bytes += array_bytes + n_elems * wire_dtype.itemsize
 
 
 @functools.lru_cache(maxsize=256)

@@ -43,6 +43,17 @@ def library_version() -> str:
     return MPI.Get_library_version().splitlines()[0].strip("\0 ")
 
 
+def thread_level() -> str:
+    """Return what MPI lets threads do: ``"multiple"`` if several may call at once."""
+    levels = {
+        MPI.THREAD_SINGLE: "single",
+        MPI.THREAD_FUNNELED: "funneled",
+        MPI.THREAD_SERIALIZED: "serialized",
+        MPI.THREAD_MULTIPLE: "multiple",
+    }
+    return levels[MPI.Query_thread()]
+
+
 def is_undefined(color: int | None) -> bool:
     """Tell whether a colour of ``split`` means "in no group"."""
     return color is None or color == MPI.UNDEFINED

@@ -52,6 +52,13 @@ def part_bounds(n_elems: int, n_parts: int, part: int) -> tuple[int, int]:
     return n_elems * part // n_parts, n_elems * (part + 1) // n_parts
 
 
+def _combine(op: str, into: Array, received: Array) -> None:
+    # Infinities, and sums of halves that become infinite, are for the caller to find.
+    # A warning that is an error would end one rank and leave the others waiting.
+    with np.errstate(all="ignore"):
+        ufunc_of(op)(into, received, out=into)
+
+
 class MpiTransport:
     """One group of ranks over an MPI communicator of its own.
 
@@ -99,7 +106,6 @@ class MpiTransport:
         """
         p, rank = self.size, self.rank
         bounds = [part_bounds(buffer.size, p, i) for i in range(p)]
-        combine = ufunc_of(op)
         longest = max(stop - start for start, stop in bounds)
         scratch = self._take_scratch(longest * buffer.itemsize)
         incoming = scratch[: longest * buffer.itemsize].view(buffer.dtype)
@@ -112,7 +118,7 @@ class MpiTransport:
             requests = self._recv(received, (rank - 1) % p, tag)
             requests += self._send(buffer[start:stop], (rank + 1) % p, tag)
             yield requests
-            combine(buffer[mine], received, out=buffer[mine])
+            _combine(op, buffer[mine], received)
         self._scratch.append(scratch)
         return buffer[slice(*bounds[rank])]
 
@@ -151,7 +157,6 @@ class MpiTransport:
         place = (self.rank - root) % p
         farther, nearer = (self.rank + 1) % p, (self.rank - 1) % p
         segments = self._segments(buffer)
-        combine = ufunc_of(op)
         sends: list[Any] = []
         scratch = self._take_scratch(2 * SEGMENT_BYTES + 2 * buffer.itemsize)
         half = scratch.size // 2 // buffer.itemsize * buffer.itemsize
@@ -168,7 +173,7 @@ class MpiTransport:
                 received, requests = posted
                 posted = post(i + 1) if i + 1 < len(segments) else None
                 yield requests
-                combine(buffer[segment], received, out=buffer[segment])
+                _combine(op, buffer[segment], received)
             if place > 0:
                 sends += self._send(buffer[segment], nearer, tag)
         yield sends

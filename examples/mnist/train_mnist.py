@@ -57,6 +57,7 @@ def digest(model):
 def main():
     parser = argparse.ArgumentParser(description="Handwritten digits with Chainer")
     parser.add_argument("--communicator", default="auto")
+    parser.add_argument("--double-buffering", action="store_true")
     parser.add_argument("--dataset", choices=["digits", "mnist"], default="digits")
     parser.add_argument("--batchsize", type=int, default=100)
     parser.add_argument("--epoch", type=int, default=20)
@@ -78,7 +79,9 @@ def main():
     model = L.Classifier(MLP(args.unit, 10))
     model.to_device(device)
     optimizer = chainer.optimizers.Adam()
-    optimizer = chainermn_ng.create_multi_node_optimizer(optimizer, comm)
+    optimizer = chainermn_ng.create_multi_node_optimizer(
+        optimizer, comm, double_buffering=args.double_buffering
+    )
     optimizer.setup(model)
 
     # One rank of each host downloads, the others wait; then each gets its shard.
@@ -103,6 +106,7 @@ def main():
         trainer.extend(extensions.PrintReport(columns))
         trainer.extend(extensions.ProgressBar(update_interval=10))
     trainer.run()
+    optimizer.flush()  # with double buffering the last gradient is still on its way
 
     accuracy = float(evaluator()["validation/main/accuracy"])
     digests = comm.allgather_obj(digest(model))

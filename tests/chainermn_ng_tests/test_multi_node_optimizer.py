@@ -74,8 +74,6 @@ def test_bad_arguments(comm):
     sgd = chainer.optimizers.SGD(0.1)
     with pytest.raises(TypeError, match="made by chainermn_ng"):
         create_multi_node_optimizer(sgd, comm.engine)
-    with pytest.raises(NotImplementedError, match="double_buffering"):
-        create_multi_node_optimizer(sgd, comm, double_buffering=True)
     with pytest.raises(TypeError, match="count_samples"):
         count_first_argument(3)
     assert count_first_argument(3, x=np.zeros((4, 2))) == 4
@@ -106,6 +104,30 @@ def test_resume_equals_the_run_without_a_break(comm):
     expected, found = weights(whole.target), weights(second.target)
     ok = second.t == 6 and all((expected[k] == found[k]).all() for k in expected)
     assert_all_ranks(comm, bool(ok), f"t={second.t}")
+
+
+@pytest.mark.parallel([1, 2])
+def test_a_snapshot_from_before_the_first_step(comm):
+    """There is no momentum yet; one that is there is forgotten."""
+    batch = part(comm, batches(1, 12)[0])
+    models = [MLP(0), MLP(0)]
+    optimizers = [
+        create_multi_node_optimizer(chainer.optimizers.MomentumSGD(0.1), comm)
+        for _ in models
+    ]
+    for model, optimizer in zip(models, optimizers, strict=True):
+        optimizer.setup(model)
+    snapshots = saved(models[0]), saved(optimizers[0])
+    optimizers[1].update(models[1], *batch)
+    for _ in range(2):
+        load(snapshots[0], models[1])
+        load(snapshots[1], optimizers[1])
+    for model, optimizer in zip(models, optimizers, strict=True):
+        for _ in range(2):
+            optimizer.update(model, *batch)
+    expected, found = map(weights, models)
+    ok = optimizers[1].t == 2 and all((expected[k] == found[k]).all() for k in found)
+    assert_all_ranks(comm, ok)
 
 
 @pytest.mark.parallel([2, 3])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -55,7 +56,9 @@ def test_wire_dtype_replaces_real_floats_only():
     assert wire_dtype(half, None) == np.float32
 
 
-@pytest.mark.parametrize("value", ["int32", "nonsense", "complex64", object()])
+@pytest.mark.parametrize(
+    "value", ["int32", "nonsense", "complex64", ml_dtypes.float8_e4m3, object()]
+)
 def test_other_wire_dtypes_are_refused(value):
     with pytest.raises(ValueError, match="allreduce_grad_dtype"):
         parse_wire_dtype(value)
@@ -64,6 +67,28 @@ def test_other_wire_dtypes_are_refused(value):
 @pytest.mark.parametrize("value", ["float16", np.float16, np.dtype("f8")])
 def test_wire_dtypes_by_name_class_or_dtype(value):
     assert parse_wire_dtype(value) == np.dtype(value)
+
+
+@pytest.mark.parametrize(
+    "value", ["bfloat16", ml_dtypes.bfloat16, np.dtype(ml_dtypes.bfloat16)], ids=repr
+)
+def test_bfloat16_by_name_class_or_dtype(value):
+    assert parse_wire_dtype(value) == np.dtype(ml_dtypes.bfloat16)
+
+
+@pytest.mark.parametrize("value", [">f2", "<f2", np.dtype(">f8")])
+def test_the_wire_has_the_byte_order_of_the_machine(value):
+    wire = parse_wire_dtype(value)
+    assert wire.isnative
+    assert wire.name == np.dtype(value).name
+
+
+@pytest.mark.parametrize("op", ["sum", "mean", "max", "min", "prod"])
+def test_bfloat16_is_a_floating_type(op):
+    bfloat16 = np.dtype(ml_dtypes.bfloat16)
+    assert result_dtype(bfloat16, op, "allreduce") == bfloat16
+    assert wire_dtype(bfloat16, None) == np.float32
+    assert wire_dtype(bfloat16, np.dtype("f2")) == np.float16
 
 
 def test_unknown_op_lists_the_known_ones():

@@ -7,7 +7,7 @@ import tracemalloc
 import ml_dtypes
 import numpy as np
 import pytest
-from host_kernels.numbers import nearest_bits, rounding_borders, telling_numbers
+from host_kernels.floats import nearest_bits, rounding_borders, telling_numbers
 
 from communicators.buckets import Bucket
 from communicators.flat_buffer import pack, unpack

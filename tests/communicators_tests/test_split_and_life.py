@@ -41,6 +41,25 @@ def test_split_by_parity_inherits_settings_and_topology():
 
 
 @pytest.mark.parallel([4])
+def test_split_keeps_dims_if_all_ranks_stay_in_their_order():
+    with create_communicator("multi_ring", topology="3+1", dims="2x2") as comm:
+        same = comm.split(0, comm.rank)
+        ok = same.dims == (2, 2) and same.allreduce(np.array(1)) == 4
+        assert_all_ranks(comm, ok, f"{same.dims}")
+        same.finalize()
+    with create_communicator("multi_ring", topology="2x2", dims="4") as comm:
+        turned = comm.split(0, -comm.rank)
+        assert_all_ranks(comm, turned.dims == (2, 2), f"{turned.dims}")
+        turned.finalize()
+
+
+@pytest.mark.parallel([1, 2])
+def test_this_mpi_lets_several_threads_call_it():
+    with create_communicator("naive") as comm:
+        assert_all_ranks(comm, comm.thread_level == "multiple", comm.thread_level)
+
+
+@pytest.mark.parallel([4])
 @pytest.mark.parametrize("undefined", [None, MPI.UNDEFINED])
 def test_ranks_without_a_colour_join_none(comm, undefined):
     part = comm.split(undefined if comm.rank == 2 else 0, -comm.rank)

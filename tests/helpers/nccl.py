@@ -105,6 +105,7 @@ def run_python(
         "LD_LIBRARY_PATH": "" if library is None else str(library),
         "NUMBA_NCCLLIB": "",
         "CHAINERMN_NG_NCCL_BINDING": "",
+        MEMORY_VARIABLE: "",
         **(env or {}),
     }
     return run_command(command, env=variables, timeout_s=timeout_s)

@@ -175,7 +175,7 @@ def random_case(random: np.random.RandomState) -> Case:
     kinds += [(wire, [wire]) for wire in RAW] + [(wire, COMPLEX) for wire in COMPLEX]
     wire, dtypes = kinds[random.randint(len(kinds))]
     sizes = [0, 1, 2, 7, 255, 256, 2047, 2048, 2049, 5000, 9000]
-    n_arrays = random.choice([0, 1, 2, 3, 5, 40])
+    n_arrays = int(random.choice([0, 1, 2, 3, 5, 40]))
     arrays = [
         random_bits(random, random.choice(sizes), dtypes[random.randint(len(dtypes))])
         for _ in range(n_arrays)
@@ -184,9 +184,9 @@ def random_case(random: np.random.RandomState) -> Case:
     return Case(
         wire,
         arrays,
-        present=[bool(x) for x in random.rand(n_arrays) < 0.8],
-        shifts=list(random.choice([0, 0, 1, 2, 3, 4, 5], n_arrays)),
+        present=(random.rand(n_arrays) < 0.8).tolist(),
+        shifts=random.choice([0, 0, 1, 2, 3, 4, 5], n_arrays).tolist(),
         scale=None if wire in RAW else scales[random.randint(len(scales))],
-        n_padding=random.choice([0, 0, 1, 2048, 5000]),
-        buffer_shift=random.choice([0, 0, 1, 2, 4]),
+        n_padding=int(random.choice([0, 0, 1, 2048, 5000])),
+        buffer_shift=int(random.choice([0, 0, 1, 2, 4])),
     )

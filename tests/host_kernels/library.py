@@ -17,9 +17,7 @@ _SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 
 def why_no_library() -> str | None:
     """Return why this machine cannot build the library, or None where it can."""
-    return (
-        None if shutil.which("g++") else "no g++ here to compile kernels for the host"
-    )
+    return None if shutil.which("g++") else "no g++ here to compile kernels with"
 
 
 def build(folder: pathlib.Path, *, sanitized: bool = False) -> pathlib.Path:
@@ -33,8 +31,9 @@ def build(folder: pathlib.Path, *, sanitized: bool = False) -> pathlib.Path:
     """
     (folder / "flat_buffer.cu").write_text(flat_buffer_kernels.source())
     library = folder / "flat_buffer.so"
-    argv = ["g++", "-std=c++14", "-O2", "-g", "-fPIC", "-shared", *_WARNINGS]
-    argv += _SANITIZERS if sanitized else []
+    # With the sanitizers -O2 takes twice as long, and finds no more.
+    options = ["-O1", *_SANITIZERS] if sanitized else ["-O2"]
+    argv = ["g++", "-std=c++14", "-fPIC", "-shared", *_WARNINGS, *options]
     argv += [f"-I{_HERE}", f"-I{folder}", str(_HERE / "flat_buffer_driver.cpp")]
     argv += ["-o", str(library)]
     done = subprocess.run(

@@ -80,18 +80,20 @@ class PoisonedMemory(HostMemory):
     """
 
     def __init__(self) -> None:
-        self._process = ctypes.CDLL(None)
+        process = ctypes.CDLL(None)
+        self._poison = process["__asan_poison_memory_region"]
+        self._heal = process["__asan_unpoison_memory_region"]
 
     def upload(self, block: np.ndarray, guards: Sequence[slice]) -> None:
         """See :class:`Memory`."""
         super().upload(block, guards)
         for guard in guards:
-            self._process.__asan_poison_memory_region(*self._extent(guard))
+            self._poison(*self._extent(guard))
 
     def download(self) -> np.ndarray:
         """See :class:`Memory`."""
         whole = slice(0, self._block.size)
-        self._process.__asan_unpoison_memory_region(*self._extent(whole))
+        self._heal(*self._extent(whole))
         return super().download()
 
     def _extent(self, part: slice) -> tuple[ctypes.c_void_p, ctypes.c_size_t]:

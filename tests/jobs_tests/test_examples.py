@@ -41,6 +41,15 @@ def test_port_on_two_ranks(communicator, tmp_path):
     assert len(set(digests(job))) == 1
 
 
+def test_port_with_double_buffering(tmp_path):
+    argv = [PORT, "--smoke", "--double-buffering", "--out", str(tmp_path)]
+    job = run_job(2, argv)
+    assert accuracy(job) > 0.3
+    assert len(digests(job)) == 2
+    assert len(set(digests(job))) == 1
+    assert "never applied" not in job.stderr, job.output
+
+
 def test_demo_learns_and_rank_0_alone_reports(tmp_path):
     argv = [PORT, "--communicator", "multi_ring", "--expect-accuracy", "0.95"]
     topology = {"CHAINERMN_NG_TOPOLOGY": "2x2"}

@@ -20,11 +20,11 @@ LIBRARY = "libnccl.so.2"
 KINDS = ("host", "asan", "cuda")
 BUILD_TIMEOUT_S = 120
 
-_WARNINGS = ["-Wall", "-Wextra", "-Werror"]
-_OPTIONS = ["-O2", "-g", "-fPIC", "-pthread", "-fvisibility=hidden"]
+OPTIONS = ["-O2", "-g", "-fPIC", "-pthread", "-fvisibility=hidden"]
 # One rounding an operation, on every processor: results are compared bit for bit.
-_ARITHMETIC = ["-ffp-contract=off"]
-_SANITIZERS = [
+OPTIONS += ["-ffp-contract=off"]
+OPTIONS += ["-Wall", "-Wextra", "-Werror"]
+SANITIZERS = [
     "-fsanitize=address,undefined",
     "-fno-sanitize-recover=undefined",
     "-fno-omit-frame-pointer",
@@ -63,18 +63,17 @@ def compile_command(kind: str, output: pathlib.Path) -> list[str]:
     if compiler is None:
         needed = "nvcc (CUDA toolkit)" if kind == "cuda" else "a C compiler (cc or gcc)"
         raise CannotBuildError(f"the NCCL emulator ({kind}) needs {needed} on PATH")
-    options = [*_OPTIONS, *_ARITHMETIC, *_WARNINGS]
     files = [str(path) for path in sources(kind)]
     if kind == "cuda":
-        # The runtime is linked in: the library needs nothing but the driver. nvcc passes
-        # the options on to the compilation of its own C++ stub too.
-        host = ["-Xcompiler", ",".join(options), "-Xlinker", f"-soname={LIBRARY}"]
+        # The runtime is linked in: the library needs nothing but the driver. The
+        # options also reach a C++ stub of nvcc's own, so that they cannot name a C.
+        host = ["-Xcompiler", ",".join(OPTIONS), "-Xlinker", f"-soname={LIBRARY}"]
         hidden = ["-Xlinker", "--exclude-libs=ALL"]
         command = [compiler, "-shared", "-cudart", "static", *host, *hidden, *files]
     else:
-        extra = _SANITIZERS if kind == "asan" else []
+        extra = SANITIZERS if kind == "asan" else []
         link = ["-shared", f"-Wl,-soname,{LIBRARY}"]
-        command = [compiler, *options, *extra, *link, *files]
+        command = [compiler, *OPTIONS, *extra, *link, *files]
     return [*command, "-o", str(output)]
 
 

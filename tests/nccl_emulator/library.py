@@ -12,13 +12,14 @@ import numpy as np
 
 #: NumPy dtypes in the order of ncclDataType_t.
 TYPES = [
-    np.dtype(name)
-    for name in ["i1", "u1", "i4", "u4", "i8", "u8", "f2", "f4", "f8"]
+    np.dtype(name) for name in ["i1", "u1", "i4", "u4", "i8", "u8", "f2", "f4", "f8"]
 ] + [np.dtype(ml_dtypes.bfloat16)]
 #: Operators in the order of ncclRedOp_t.
 OPERATORS = ["sum", "prod", "max", "min", "avg"]
 
-SYSTEM_ERROR, INTERNAL_ERROR, INVALID_ARGUMENT, INVALID_USAGE, REMOTE_ERROR = range(2, 7)
+SYSTEM_ERROR, INTERNAL_ERROR, INVALID_ARGUMENT, INVALID_USAGE, REMOTE_ERROR = range(
+    2, 7
+)
 NO_COLOR = -1
 
 _POINTER, _SIZE, _INT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
@@ -178,7 +179,9 @@ class Communicator:
 
     def send(self, sendbuf, dest):
         code = TYPES.index(sendbuf.dtype)
-        self.call("Send", _pointer(sendbuf), sendbuf.size, code, dest, self.handle, None)
+        self.call(
+            "Send", _pointer(sendbuf), sendbuf.size, code, dest, self.handle, None
+        )
 
     def recv(self, recvbuf, source):
         code = TYPES.index(recvbuf.dtype)

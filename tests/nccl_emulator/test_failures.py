@@ -56,7 +56,9 @@ def test_opposite_orders_in_a_group_are_right(server, n_ranks):
     server.run(failures.circle_in_group, n_ranks, env=SOON)
 
 
-@pytest.mark.parametrize("program", [failures.two_sends, failures.send_against_collective])
+@pytest.mark.parametrize(
+    "program", [failures.two_sends, failures.send_against_collective]
+)
 def test_calls_that_never_meet_are_reported(server, program):
     outcomes = server.outcomes(program, 2, env=SOON)
     for code, text, seconds in results(outcomes):
@@ -67,7 +69,11 @@ def test_calls_that_never_meet_are_reported(server, program):
 
 @pytest.mark.parametrize(
     ("program", "n_ranks"),
-    [(failures.slow_rank, 3), (failures.crossed_threads, 2), (failures.stopped_rank, 2)],
+    [
+        (failures.slow_rank, 3),
+        (failures.crossed_threads, 2),
+        (failures.stopped_rank, 2),
+    ],
 )
 def test_a_slow_rank_is_no_deadlock(server, program, n_ranks):
     env = {"NCCL_EMULATOR_DEADLOCK_S": "0.1"}
@@ -109,6 +115,13 @@ def test_a_rank_that_is_gone_is_an_error_of_the_others(server, how):
         gone = "has left" if how in ("destroyed", "aborted") else "has died"
         assert text.startswith("rank 2 of 3")
         assert gone in text
+
+
+def test_a_split_without_a_rank_that_has_died_is_an_error(server):
+    outcomes = server.outcomes(failures.die_and_wait, 3, "killed", True)
+    for (code, text, _), later in results(outcomes, [0, 1]):
+        assert (code, later) == (REMOTE_ERROR, (REMOTE_ERROR, REMOTE_ERROR))
+        assert "Split(color 0, key 0)" in text
 
 
 def test_init_without_all_ranks_gives_up(server):

@@ -28,7 +28,17 @@ def test_the_call_that_is_named_fails(server, order, expected):
 
 #: The call that fails, counted as each_call() makes them.
 EACH = {"GetUniqueId": 1, "Init": 1, "GroupEnd": 2} | dict.fromkeys(
-    "Send Recv AllReduce Reduce Broadcast ReduceScatter AllGather Split".split(), 1
+    [
+        "Send",
+        "Recv",
+        "AllReduce",
+        "Reduce",
+        "Broadcast",
+        "ReduceScatter",
+        "AllGather",
+        "Split",
+    ],
+    1,
 )
 
 

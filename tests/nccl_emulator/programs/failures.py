@@ -189,7 +189,7 @@ def message_mismatch(ranks: Ranks, what: str):
     return result
 
 
-def die_and_wait(ranks: Ranks, how: str):
+def die_and_wait(ranks: Ranks, how: str, splits: bool = False):
     """The last rank ends while the others wait for it."""
     comm = ranks.join()
     sum_ones(comm)
@@ -204,7 +204,7 @@ def die_and_wait(ranks: Ranks, how: str):
             comm.abort()
             return None
         os._exit(0)
-    result = caught(sum_ones, comm)
+    result = caught(comm.split, 0, 0) if splits else caught(sum_ones, comm)
     later = caught(sum_ones, comm)[0], comm.async_error()
     comm.abort()
     return result, later

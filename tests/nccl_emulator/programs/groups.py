@@ -258,7 +258,7 @@ def many_lives(ranks: Ranks) -> tuple[int, int, int]:
 
 
 def child_of_fork(ranks: Ranks) -> int:
-    """A forked process has none of its parent's communicators, and does not harm them."""
+    """A forked process has none of its parent's communicators, nor harms them."""
     comm = ranks.join()
     sum_ones(comm)
     if (child := os.fork()) == 0:

@@ -121,9 +121,7 @@ static ncclResult_t copy_chunk_out(struct operation_state *op, size_t chunk)
         if (is_rooted_elsewhere(op))
             return ncclSuccess;
         break;
-    case OP_REDUCE_SCATTER:
-        result += (size_t)comm->rank * span.length * bytes;
-        break;
+    case OP_REDUCE_SCATTER: result += (size_t)comm->rank * span.length * bytes; break;
     default: break;
     }
     return copy_out((char *)op->recvbuf + span.first * bytes, result,

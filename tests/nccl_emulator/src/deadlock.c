@@ -5,12 +5,10 @@
  * thread is stuck when it waits for a process all of whose calling threads are stuck.
  * The set of stuck threads is the largest one with this property; a circle in it is
  * reported by the lowest of its threads once all of them have looked at their
- * communicators again and not moved: so a slow process is never taken for a stuck one. */
-#include <inttypes.h>
+ * communicators again and not moved: a slow process is never taken for a stuck one. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "emulator.h"
 
@@ -61,8 +59,9 @@ static size_t add_text(char *text, size_t length, const struct operation_state *
     char description[TEXT_BYTES / 4];
     const rank_mask missing = missing_ranks(op);
     describe(op, description, sizeof description);
-    length += (size_t)snprintf(text + length, TEXT_BYTES - length, "%s%s waits for rank",
-                               length == 0 ? "" : " and ", description);
+    length +=
+        (size_t)snprintf(text + length, TEXT_BYTES - length, "%s%s waits for rank",
+                         length == 0 ? "" : " and ", description);
     for (int rank = 0; rank < op->comm->size && length < TEXT_BYTES; rank++)
         if ((missing >> rank & 1) != 0)
             length += (size_t)snprintf(text + length, TEXT_BYTES - length, " %d", rank);
@@ -210,7 +209,7 @@ static void find_stuck(struct view *view)
     }
 }
 
-/* The thread that stands for what a stuck thread waits for: the same for all who look. */
+/* The thread that a stuck one waits for, of several the same for all who look. */
 static int next_in_circle(const struct view *view, int thread)
 {
     const struct seen_thread *seen = &view->threads[thread];
@@ -247,26 +246,27 @@ static int find_circle(const struct view *view, int *circle)
     return 0;
 }
 
-static void write_report(const struct view *view, const int *circle, int n, char *report)
+static void write_report(const struct view *view, const int *circle, int n,
+                         char *report)
 {
     size_t length = (size_t)snprintf(report, REPORT_BYTES,
-                                     "deadlock: %d threads wait for each other:",
-                                     n);
+                                     "deadlock: %d threads wait for each other:", n);
     for (int i = 0; i < n && length < REPORT_BYTES; i++) {
         const struct seen_thread *seen = &view->threads[circle[i]];
-        length += (size_t)snprintf(report + length, REPORT_BYTES - length,
-                                   "%s process %d: %s", i == 0 ? "" : ";",
-                                   view->processes[seen->process].where.pid, seen->text);
+        length += (size_t)snprintf(
+            report + length, REPORT_BYTES - length, "%s process %d: %s",
+            i == 0 ? "" : ";", view->processes[seen->process].where.pid, seen->text);
     }
 }
 
-/* Whether the circle is the one found before, and each thread has looked again since. */
+/* Whether this circle was found before, and each thread has looked again since. */
 static bool is_confirmed(const struct view *view, const int *circle, int n)
 {
     bool is_same = n == suspicion.n, has_looked = true;
     for (int i = 0; i < n && is_same; i++) {
         const struct seen_thread *seen = &view->threads[circle[i]];
-        is_same = suspicion.slots[i] == seen->slot && suspicion.epochs[i] == seen->epoch;
+        is_same =
+            suspicion.slots[i] == seen->slot && suspicion.epochs[i] == seen->epoch;
         has_looked = has_looked && seen->polls >= suspicion.polls[i] + 2;
     }
     if (!is_same) {

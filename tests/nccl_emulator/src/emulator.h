@@ -12,10 +12,10 @@
 
 enum {
     MAX_RANKS = 64,
-    MAX_THREADS = 32,     /* of one process, that call at the same time */
-    MAX_CYCLE = 32,       /* waiting threads named in one report */
-    STAGES = 2,           /* chunks of a collective in flight */
-    CHANNEL_STAGES = 2,   /* chunks of a send in flight */
+    MAX_THREADS = 32,   /* of one process, that call at the same time */
+    MAX_CYCLE = 32,     /* waiting threads named in one report */
+    STAGES = 2,         /* chunks of a collective in flight */
+    CHANNEL_STAGES = 2, /* chunks of a send in flight */
     CHANNEL_CHUNK_BYTES = 128 * 1024,
     NAME_BYTES = 64,
     TEXT_BYTES = 1024,
@@ -36,10 +36,10 @@ struct shared_file {
 
 /* A thread that waits tells for what, so that others can find cycles. */
 struct thread_slot {
-    _Atomic int32_t tid;         /* 0: free */
-    _Atomic uint64_t epoch;      /* another number: it has moved on */
-    _Atomic uint64_t polls;      /* looked again, and still waits */
-    _Atomic uint32_t version;    /* odd: being written */
+    _Atomic int32_t tid;      /* 0: free */
+    _Atomic uint64_t epoch;   /* another number: it has moved on */
+    _Atomic uint64_t polls;   /* looked again, and still waits */
+    _Atomic uint32_t version; /* odd: being written */
     bool waits;
     int32_t n_missing;
     struct shared_file missing[MAX_RANKS]; /* boards of the processes it waits for */
@@ -101,7 +101,7 @@ struct rank_slot {
     _Atomic uint64_t children;
     struct call posts[2]; /* by parity: a rank is at most one call ahead */
     _Alignas(CACHE_LINE) _Atomic uint64_t posted;
-    _Atomic uint64_t copied_in;  /* chunks since the communicator was made */
+    _Atomic uint64_t copied_in; /* chunks since the communicator was made */
     _Atomic uint64_t reduced;
     _Atomic uint64_t copied_out;
 };
@@ -158,6 +158,8 @@ void release(struct communicator *comm);
 ncclResult_t attach(struct communicator **result, const struct shared_file *where,
                     int size, int rank);
 bool all_attached(struct communicator *comm);
+ncclResult_t no_communicator(const char *call);
+ncclResult_t check_config(const ncclConfig_t *config);
 ncclComm_t publish(struct communicator *comm);
 void discard(struct communicator *comm);
 ncclResult_t retire(ncclComm_t handle, bool abort);
@@ -172,7 +174,7 @@ ncclResult_t fail(struct communicator *comm, ncclResult_t code, const char *form
     __attribute__((format(printf, 3, 4)));
 ncclResult_t failure(struct communicator *comm);
 
-/* ---- operations (operation.c, collectives.c, messages.c, groups.c) -------------- */
+/* ---- operations (operation.c and others) ---------------------------------------- */
 
 /* One call on its way. step() does what can be done without waiting. */
 struct operation_state {
@@ -215,6 +217,9 @@ rank_mask not_posted(const struct operation_state *op);
 void end_turn(struct operation_state *op);
 void number_operation(struct operation_state *op);
 
+/* Step the operations of a list until all are done or one has failed. */
+ncclResult_t run_operations(struct operation_state *first);
+/* Take a call on: run it now, or at the end of the group. */
 ncclResult_t submit(const struct operation_state *op);
 ncclResult_t note(ncclResult_t status);
 bool is_in_group(void);
@@ -244,8 +249,10 @@ void reduce(void *out, const void *const *in, int n, size_t count, int type, int
 
 /* Copy between a caller's buffer and staging memory, in the order of the stream; done
  * when it returns. */
-ncclResult_t copy_in(void *staged, const void *user, size_t nbytes, cudaStream_t stream);
-ncclResult_t copy_out(void *user, const void *staged, size_t nbytes, cudaStream_t stream);
+ncclResult_t copy_in(void *staged, const void *user, size_t nbytes,
+                     cudaStream_t stream);
+ncclResult_t copy_out(void *user, const void *staged, size_t nbytes,
+                      cudaStream_t stream);
 extern const char *const memory_kind;
 int current_device(int rank);
 

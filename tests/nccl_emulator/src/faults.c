@@ -47,7 +47,8 @@ const char *const call_names[N_CALLS] = {
 /* An order that is not understood would leave a test without its fault. */
 static void reject(const char *variable, const char *text)
 {
-    fprintf(stderr, "NCCL emulator: cannot read %s=%s (see README.md)\n", variable, text);
+    fprintf(stderr, "NCCL emulator: cannot read %s=%s (see README.md)\n", variable,
+            text);
     abort();
 }
 
@@ -129,8 +130,9 @@ static void read_delay(void)
 static void check_names(void)
 {
     static const char prefix[] = "NCCL_EMULATOR_";
-    static const char *const known[] = {"CHUNK_BYTES", "DEADLOCK_S", "DELAY_US", "FAIL",
-                                        "HANG", "INIT_TIMEOUT_S", "LOG", "VERSION"};
+    static const char *const known[] = {"CHUNK_BYTES", "DEADLOCK_S", "DELAY_US",
+                                        "FAIL",        "HANG",       "INIT_TIMEOUT_S",
+                                        "LOG",         "VERSION"};
     for (char **variable = environ; *variable != NULL; variable++) {
         bool is_known = strncmp(*variable, prefix, strlen(prefix)) != 0;
         for (size_t i = 0; i < sizeof known / sizeof *known && !is_known; i++) {
@@ -140,7 +142,8 @@ static void check_names(void)
         }
         if (!is_known) {
             const size_t length = strcspn(*variable, "=");
-            fprintf(stderr, "NCCL emulator: there is no variable %.*s (see README.md)\n",
+            fprintf(stderr,
+                    "NCCL emulator: there is no variable %.*s (see README.md)\n",
                     (int)length, *variable);
             abort();
         }

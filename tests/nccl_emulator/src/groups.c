@@ -1,208 +1,13 @@
-/* Running operations: one alone, or all of a group together, and waiting for others. */
-#define _GNU_SOURCE
-
-#include <inttypes.h>
-#include <linux/futex.h>
-#include <sched.h>
-#include <stdio.h>
+/* Calls that start at once, and calls that start at the end of a group. */
 #include <stdlib.h>
-#include <sys/syscall.h>
-#include <time.h>
-#include <unistd.h>
 
 #include "emulator.h"
-
-/* Looking again costs less than sleeping when the others are running, and more when
- * they need this processor: so a little of it, then the processor is left to them. */
-enum { N_LOOKS = 100, N_YIELDS = 20, SLEEP_MS = 20 };
-static const double CHECK_EVERY_S = 0.1;
 
 static _Thread_local struct {
     int depth;
     ncclResult_t error; /* the first one inside the group */
     struct operation_state *first, **end;
 } group;
-
-/* ---- waiting ---- */
-
-struct wait {
-    int n_looks;
-    double next_check_s; /* 0: has not slept yet */
-    bool is_published;
-};
-
-static ncclResult_t step_all(struct operation_state *first, bool *moved, bool *done,
-                             struct operation_state **failed)
-{
-    *moved = false;
-    *done = true;
-    for (struct operation_state *op = first; op != NULL; op = op->next) {
-        if (op->done)
-            continue;
-        const ncclResult_t status = step(op, moved);
-        if (status != ncclSuccess) {
-            *failed = op;
-            return status;
-        }
-        *done = *done && op->done;
-    }
-    return ncclSuccess;
-}
-
-/* Fail a communicator whose missing rank has left or died. A rank may have done its
- * part before that: so the operation is tried once more in between. */
-static ncclResult_t check_peers(struct operation_state *op)
-{
-    struct communicator *comm = op->comm != NULL ? op->comm : op->child;
-    const bool joins = op->child != NULL;
-    if (comm == NULL || op->hangs)
-        return ncclSuccess;
-    struct communicator *peers = joins ? op->child : comm;
-    for (int rank = 0; rank < peers->size; rank++) {
-        const rank_mask bit = (rank_mask)1 << rank;
-        struct rank_slot *slot = &peers->slots[rank];
-        const int state = atomic_load(&slot->state);
-        if (rank == peers->rank || state < SLOT_READY ||
-            (!joins && (missing_ranks(op) & bit) == 0))
-            continue;
-        const bool is_dead = state == SLOT_READY && !is_alive(&slot->process);
-        if (state != SLOT_LEFT && !is_dead)
-            continue;
-        bool moved = false;
-        const ncclResult_t status = step(op, &moved);
-        if (status != ncclSuccess || op->done)
-            return status;
-        if (joins ? all_attached(peers) : (missing_ranks(op) & bit) == 0)
-            continue;
-        char text[TEXT_BYTES];
-        describe(op, text, sizeof text);
-        return fail(peers, ncclRemoteError,
-                    "rank %d of %d in communicator %s (process %d) %s: %s waited for it",
-                    rank, peers->size, peers->name, slot->process.pid,
-                    is_dead ? "has died" : "has left", text);
-    }
-    return ncclSuccess;
-}
-
-/* Sleep until another process or thread has done something, or a short time. */
-static ncclResult_t sleep_a_little(struct operation_state *first, bool *moved,
-                                   bool *done, struct operation_state **failed)
-{
-    struct board *own = own_board(NULL);
-    const uint32_t bell = atomic_load(&own->doorbell);
-    atomic_fetch_add(&own->sleepers, 1);
-    atomic_thread_fence(memory_order_seq_cst);
-    const ncclResult_t status = step_all(first, moved, done, failed);
-    if (status == ncclSuccess && !*moved && !*done) {
-        const struct timespec limit = {0, SLEEP_MS * 1000000L};
-        syscall(SYS_futex, &own->doorbell, FUTEX_WAIT, bell, &limit, NULL, 0);
-    }
-    atomic_fetch_sub(&own->sleepers, 1);
-    return status;
-}
-
-static ncclResult_t check_now(struct operation_state *first,
-                              struct operation_state **failed)
-{
-    for (struct operation_state *op = first; op != NULL; op = op->next) {
-        const ncclResult_t status = op->done ? ncclSuccess : check_peers(op);
-        if (status != ncclSuccess) {
-            *failed = op;
-            return status;
-        }
-    }
-    return ncclSuccess;
-}
-
-static ncclResult_t wait_once(struct operation_state *first, struct wait *wait,
-                              bool *moved, bool *done, struct operation_state **failed)
-{
-    if (wait->n_looks++ < N_LOOKS)
-        return ncclSuccess;
-    if (wait->n_looks < N_LOOKS + N_YIELDS) {
-        sched_yield();
-        return ncclSuccess;
-    }
-    ncclResult_t status = sleep_a_little(first, moved, done, failed);
-    if (status != ncclSuccess || *moved || *done)
-        return status;
-    const double now = now_s();
-    if (wait->next_check_s == 0)
-        wait->next_check_s = now + CHECK_EVERY_S;
-    if (now < wait->next_check_s)
-        return ncclSuccess;
-    wait->next_check_s = now + CHECK_EVERY_S;
-    status = check_now(first, failed);
-    if (status == ncclSuccess)
-        begin_waiting(first, wait->is_published);
-    wait->is_published = true;
-    look_for_deadlock();
-    char report[REPORT_BYTES];
-    bool is_first;
-    if (status == ncclSuccess && is_deadlocked(report, sizeof report)) {
-        for (struct operation_state *op = first; op != NULL; op = op->next)
-            if (!op->done && missing_ranks(op) != 0) {
-                *failed = op;
-                status = mark_failed(op->comm, ncclInvalidUsage, report, &is_first);
-            }
-    }
-    return status;
-}
-
-/* ---- running ---- */
-
-/* Give up what a failure has left unfinished; the other ranks are told. */
-static void abandon(struct operation_state *first, const struct operation_state *failed)
-{
-    char text[TEXT_BYTES];
-    describe(failed, text, sizeof text);
-    for (struct operation_state *op = first; op != NULL; op = op->next) {
-        if (op->done)
-            continue;
-        if (op->child != NULL) {
-            discard(op->child);
-            op->child = NULL;
-        }
-        close_shared(&op->child_file);
-        if (op == failed || op->comm == NULL || op->comm == failed->comm)
-            continue;
-        if (!atomic_load(&op->comm->aborted))
-            fail(op->comm, ncclRemoteError,
-                 "communicator %s: rank %d gave up its group after an error in %s",
-                 op->comm->name, op->comm->rank, text);
-    }
-}
-
-static ncclResult_t run_operations(struct operation_state *first)
-{
-    struct wait wait = {0};
-    struct operation_state *failed = NULL;
-    ncclResult_t status;
-    bool moved, done;
-    if (first->comm != NULL)
-        own_slot(); /* from now on others count with this thread's calls */
-    for (;;) {
-        status = step_all(first, &moved, &done, &failed);
-        if (status == ncclSuccess && !moved && !done)
-            status = wait_once(first, &wait, &moved, &done, &failed);
-        if (status != ncclSuccess || done)
-            break;
-        if (moved) {
-            if (wait.is_published)
-                end_waiting();
-            wait = (struct wait){0};
-        }
-    }
-    if (wait.is_published)
-        end_waiting();
-    if (status != ncclSuccess) {
-        char error[REPORT_BYTES];
-        snprintf(error, sizeof error, "%s", last_error());
-        abandon(first, failed);
-        remember_error(error);
-    }
-    return status;
-}
 
 static void drop(struct operation_state *first)
 {
@@ -221,8 +26,9 @@ static ncclResult_t start(struct operation_state *first)
     ncclResult_t status = ncclSuccess;
     for (struct operation_state *op = first; op != NULL; op = op->next)
         if (op->handle != NULL && (op->comm = acquire(op->handle)) == NULL)
-            status = refuse(ncclInvalidArgument,
-                            "a communicator of this group was destroyed before its end");
+            status =
+                refuse(ncclInvalidArgument,
+                       "a communicator of this group was destroyed before its end");
     for (struct operation_state *op = first; op != NULL && status == ncclSuccess;
          op = op->next) {
         number_operation(op);
@@ -233,8 +39,6 @@ static ncclResult_t start(struct operation_state *first)
     drop(first);
     return status;
 }
-
-/* ---- groups ---- */
 
 /* Copy an operation; run it now, or at the end of the group. */
 ncclResult_t submit(const struct operation_state *op)
@@ -289,9 +93,10 @@ static ncclResult_t check_own_messages(const struct operation_state *first)
             if (other->handle == op->handle && other->is_to_self)
                 difference += other->call.operation == OP_SEND ? 1 : -1;
         if (difference != 0)
-            return refuse(ncclInvalidUsage,
-                          "a rank sends to itself: as many ncclSend as ncclRecv have to "
-                          "stand in the same group");
+            return refuse(
+                ncclInvalidUsage,
+                "a rank sends to itself: as many ncclSend as ncclRecv have to "
+                "stand in the same group");
     }
     return ncclSuccess;
 }

@@ -29,8 +29,7 @@ static void write_line(int fd, const char *start, const char *text)
 {
     char line[REPORT_BYTES + 64];
     const int length = snprintf(line, sizeof line, "%s%s\n", start, text);
-    const size_t nbytes =
-        length < (int)sizeof line ? (size_t)length : sizeof line - 1;
+    const size_t nbytes = length < (int)sizeof line ? (size_t)length : sizeof line - 1;
     if (write(fd, line, nbytes) < 0)
         return; /* nobody is left to tell */
 }

@@ -60,7 +60,8 @@ ncclResult_t copy_in(void *staged, const void *user, size_t nbytes, cudaStream_t
     return as_result(error);
 }
 
-ncclResult_t copy_out(void *user, const void *staged, size_t nbytes, cudaStream_t stream)
+ncclResult_t copy_out(void *user, const void *staged, size_t nbytes,
+                      cudaStream_t stream)
 {
     cudaError_t error = provide(nbytes);
     if (error == cudaSuccess) {

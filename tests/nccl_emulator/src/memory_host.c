@@ -12,7 +12,8 @@ ncclResult_t copy_in(void *staged, const void *user, size_t nbytes, cudaStream_t
     return ncclSuccess;
 }
 
-ncclResult_t copy_out(void *user, const void *staged, size_t nbytes, cudaStream_t stream)
+ncclResult_t copy_out(void *user, const void *staged, size_t nbytes,
+                      cudaStream_t stream)
 {
     (void)stream;
     memcpy(user, staged, nbytes);

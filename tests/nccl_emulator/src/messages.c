@@ -74,7 +74,8 @@ static ncclResult_t move_chunk(struct operation_state *op, struct channel *chann
     const size_t nbytes = (left < op->chunk_elems ? left : op->chunk_elems) * bytes;
     const ncclResult_t status =
         is_send(op)
-            ? copy_in(data, (const char *)op->sendbuf + first * bytes, nbytes, op->stream)
+            ? copy_in(data, (const char *)op->sendbuf + first * bytes, nbytes,
+                      op->stream)
             : copy_out((char *)op->recvbuf + first * bytes, data, nbytes, op->stream);
     if (status != ncclSuccess)
         return fail(op->comm, status, "communicator %s: rank %d cannot copy its buffer",
@@ -93,8 +94,8 @@ ncclResult_t step_message(struct operation_state *op, bool *moved)
     struct channel *channel = &comm->channels[index];
     const int peer = op->call.root;
     if (!op->posted) {
-        if (atomic_load(is_send(op) ? &comm->send_turn[peer] : &comm->recv_turn[peer]) !=
-            op->number)
+        if (atomic_load(is_send(op) ? &comm->send_turn[peer]
+                                    : &comm->recv_turn[peer]) != op->number)
             return ncclSuccess;
         post_message(op);
         *moved = true;

@@ -1,7 +1,6 @@
 /* What all operations have in common: their order, and that the ranks agree on it. */
 #include <inttypes.h>
 #include <stdio.h>
-#include <string.h>
 
 #include "emulator.h"
 
@@ -46,8 +45,8 @@ void describe_call(const struct call *call, char *text, size_t nbytes)
         length += snprintf(text + length, nbytes - (size_t)length, ", %s",
                            redop_names[call->redop]);
     if (call->operation == OP_REDUCE || call->operation == OP_BROADCAST)
-        length += snprintf(text + length, nbytes - (size_t)length, ", root %d",
-                           call->root);
+        length +=
+            snprintf(text + length, nbytes - (size_t)length, ", root %d", call->root);
     if (call->operation == OP_SEND || call->operation == OP_RECV)
         length += snprintf(text + length, nbytes - (size_t)length, ", %s rank %d",
                            call->operation == OP_SEND ? "to" : "from", call->root);
@@ -62,8 +61,9 @@ void describe(const struct operation_state *op, char *text, size_t nbytes)
     if (comm == NULL)
         snprintf(text, nbytes, "%s", call);
     else
-        snprintf(text, nbytes, "%s number %" PRIu64 " as rank %d of %d in communicator %s",
-                 call, op->number, comm->rank, comm->size, comm->name);
+        snprintf(text, nbytes,
+                 "%s number %" PRIu64 " as rank %d of %d in communicator %s", call,
+                 op->number, comm->rank, comm->size, comm->name);
 }
 
 /* Number an operation in the order of the calls; its turn comes in this order. */
@@ -86,8 +86,8 @@ static bool is_same(const struct call *a, const struct call *b)
 {
     if (a->operation == OP_SPLIT || b->operation == OP_SPLIT)
         return a->operation == b->operation;
-    return a->operation == b->operation && a->count == b->count &&
-           a->type == b->type && a->redop == b->redop && a->root == b->root;
+    return a->operation == b->operation && a->count == b->count && a->type == b->type &&
+           a->redop == b->redop && a->root == b->root;
 }
 
 static ncclResult_t report_mismatch(struct operation_state *op, int other)

@@ -1,6 +1,8 @@
 /* Arithmetic: n arrays into one, element by element, in the order of the ranks. */
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC optimize("O3") /* vectorizes the loops over a block */
+/* Vectorize the loops over a block; with the sanitizers only compiling would be slow.
+ */
+#if defined(__OPTIMIZE__) && !defined(__clang__) && !defined(__SANITIZE_ADDRESS__)
+#pragma GCC optimize("O3")
 #endif
 
 #include <string.h>
@@ -78,45 +80,45 @@ static inline uint16_t to_bfloat16(float value)
 #define MEAN(value, n) ((value) / (n))
 
 /* T: stored, A: accumulated, W: see above. */
-#define DEFINE_LOOP(NAME, T, A, W, LOAD, STORE, COMBINE, FINISH)                       \
-    static void NAME(T *out, const T *const *in, int n_ranks, size_t count)            \
-    {                                                                                  \
-        A total[BLOCK];                                                                \
-        const A divisor = (A)n_ranks;                                                  \
-        (void)divisor;                                                                 \
-        for (size_t start = 0; start < count; start += BLOCK) {                        \
-            const size_t n = count - start < BLOCK ? count - start : BLOCK;            \
-            for (size_t i = 0; i < n; i++)                                             \
-                total[i] = LOAD(in[0][start + i]);                                     \
-            for (int rank = 1; rank < n_ranks; rank++) {                               \
-                const T *values = in[rank] + start;                                    \
-                for (size_t i = 0; i < n; i++) {                                       \
-                    const A value = LOAD(values[i]);                                   \
-                    total[i] = COMBINE(A, W, total[i], value);                         \
-                }                                                                      \
-            }                                                                          \
-            for (size_t i = 0; i < n; i++)                                             \
-                out[start + i] = STORE(FINISH(total[i], divisor));                     \
-        }                                                                              \
+#define DEFINE_LOOP(NAME, T, A, W, LOAD, STORE, COMBINE, FINISH)            \
+    static void NAME(T *out, const T *const *in, int n_ranks, size_t count) \
+    {                                                                       \
+        A total[BLOCK];                                                     \
+        const A divisor = (A)n_ranks;                                       \
+        (void)divisor;                                                      \
+        for (size_t start = 0; start < count; start += BLOCK) {             \
+            const size_t n = count - start < BLOCK ? count - start : BLOCK; \
+            for (size_t i = 0; i < n; i++)                                  \
+                total[i] = LOAD(in[0][start + i]);                          \
+            for (int rank = 1; rank < n_ranks; rank++) {                    \
+                const T *values = in[rank] + start;                         \
+                for (size_t i = 0; i < n; i++) {                            \
+                    const A value = LOAD(values[i]);                        \
+                    total[i] = COMBINE(A, W, total[i], value);              \
+                }                                                           \
+            }                                                               \
+            for (size_t i = 0; i < n; i++)                                  \
+                out[start + i] = STORE(FINISH(total[i], divisor));          \
+        }                                                                   \
     }
 
-#define DEFINE_TYPE(NAME, T, A, W, LOAD, STORE)                                        \
-    DEFINE_LOOP(NAME##_sum, T, A, W, LOAD, STORE, SUM, SAME)                           \
-    DEFINE_LOOP(NAME##_prod, T, A, W, LOAD, STORE, PROD, SAME)                         \
-    DEFINE_LOOP(NAME##_max, T, A, W, LOAD, STORE, MAX, SAME)                           \
-    DEFINE_LOOP(NAME##_min, T, A, W, LOAD, STORE, MIN, SAME)                           \
-    DEFINE_LOOP(NAME##_avg, T, A, W, LOAD, STORE, SUM, MEAN)                           \
-    static void reduce_##NAME(void *out, const void *const *in, int n_ranks,           \
-                              size_t count, int op)                                    \
-    {                                                                                  \
-        const T *const *arrays = (const T *const *)in;                                 \
-        switch (op) {                                                                  \
-        case ncclSum: NAME##_sum(out, arrays, n_ranks, count); break;                  \
-        case ncclProd: NAME##_prod(out, arrays, n_ranks, count); break;                \
-        case ncclMax: NAME##_max(out, arrays, n_ranks, count); break;                  \
-        case ncclMin: NAME##_min(out, arrays, n_ranks, count); break;                  \
-        default: NAME##_avg(out, arrays, n_ranks, count); break;                       \
-        }                                                                              \
+#define DEFINE_TYPE(NAME, T, A, W, LOAD, STORE)                              \
+    DEFINE_LOOP(NAME##_sum, T, A, W, LOAD, STORE, SUM, SAME)                 \
+    DEFINE_LOOP(NAME##_prod, T, A, W, LOAD, STORE, PROD, SAME)               \
+    DEFINE_LOOP(NAME##_max, T, A, W, LOAD, STORE, MAX, SAME)                 \
+    DEFINE_LOOP(NAME##_min, T, A, W, LOAD, STORE, MIN, SAME)                 \
+    DEFINE_LOOP(NAME##_avg, T, A, W, LOAD, STORE, SUM, MEAN)                 \
+    static void reduce_##NAME(void *out, const void *const *in, int n_ranks, \
+                              size_t count, int op)                          \
+    {                                                                        \
+        const T *const *arrays = (const T *const *)in;                       \
+        switch (op) {                                                        \
+        case ncclSum: NAME##_sum(out, arrays, n_ranks, count); break;        \
+        case ncclProd: NAME##_prod(out, arrays, n_ranks, count); break;      \
+        case ncclMax: NAME##_max(out, arrays, n_ranks, count); break;        \
+        case ncclMin: NAME##_min(out, arrays, n_ranks, count); break;        \
+        default: NAME##_avg(out, arrays, n_ranks, count); break;             \
+        }                                                                    \
     }
 
 #define AS_IS(value) (value)

@@ -1,7 +1,6 @@
 /* Making communicators: from a unique id, and out of another communicator. */
 #include <inttypes.h>
 #include <stdio.h>
-#include <string.h>
 
 #include "emulator.h"
 
@@ -66,7 +65,8 @@ static void find_members(struct operation_state *op)
             continue;
         int place = op->child_size++;
         while (place > 0 &&
-               comm->slots[op->members[place - 1]].posts[op->number % 2].key > call->key) {
+               comm->slots[op->members[place - 1]].posts[op->number % 2].key >
+                   call->key) {
             op->members[place] = op->members[place - 1];
             place--;
         }

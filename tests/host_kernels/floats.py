@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 
@@ -47,8 +48,6 @@ def telling_numbers(dtype: np.dtype[Any], random: np.random.RandomState) -> np.n
     """
     if dtype.itemsize == 2:
         return all_patterns(dtype)
-    import ml_dtypes
-
     narrow = [np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)]
     parts = [rounding_borders(dtype, n) for n in narrow]
     if dtype == np.float64:
@@ -56,7 +55,7 @@ def telling_numbers(dtype: np.dtype[Any], random: np.random.RandomState) -> np.n
         with np.errstate(all="ignore"):
             after = np.nextafter(singles, np.float32(np.inf))
             halves = (singles.astype(np.float64) + after) / 2
-        parts += [halves, np.nextafter(halves, 0), singles.astype(np.float64)]
+            parts += [halves, np.nextafter(halves, 0), np.nextafter(halves, np.inf)]
     parts.append(np.frombuffer(random.bytes(dtype.itemsize * 50_000), dtype))
     return np.concatenate(parts)
 
