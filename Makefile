@@ -49,9 +49,9 @@ test-nccl: venv-test
 # CUDA's libraries come from pip; the driver does not, and without it and a GPU the
 # script says so before anything is installed.
 test-gpu:
-	@$(PYTHON) tests/gpu/run_gpu_tests.py --only-look-for-gpu
+	@$(PYTHON) tests/gpu_tests/run_gpu_tests.py --only-look-for-gpu
 	@$(MAKE) --no-print-directory venv-gpu
-	@$(VENV_GPU)/bin/python tests/gpu/run_gpu_tests.py --output build/gpu_evidence.md
+	@$(VENV_GPU)/bin/python tests/gpu_tests/run_gpu_tests.py --output build/gpu_evidence.md
 
 lint: venv-test
 	$(VENV)/bin/python tests/run_suite.py lint

@@ -18,8 +18,9 @@ def load_cupy(kernels: str, device_id: int = 0) -> ModuleType:
         device_id: number of the device.
     """
     if kernels != REAL:
-        from helpers import lazy_cupy
         from host_kernels.library import HostLauncher
+
+        from helpers import lazy_cupy
 
         launcher = HostLauncher(pathlib.Path(kernels))
         return lazy_cupy.install(device_id, lambda code: launcher)

@@ -312,6 +312,15 @@ def split(cp):
         part.finalize()
 
 
+def left_open(cp):
+    """A communicator that nobody finalizes is still there when the program ends."""
+    from communicators import create_communicator
+
+    comm = create_communicator("pure_nccl", nccl_binding=BINDING, timeout_s=60)
+    got = comm.allreduce(cp.asarray(np.full(3, RANK + 1.0, "f4"))).get()
+    expect((got == SIZE * (SIZE + 1) / 2).all(), got)
+
+
 def main() -> None:
     """Become a rank with a GPU, and run the functions."""
     kernels, *words = sys.argv[1:]
