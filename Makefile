@@ -3,7 +3,8 @@
 # make docs    HTML into docs/build                 make bench   what the agreement costs
 #
 # Everything is installed from pip into virtual environments below this folder:
-# no MPI, compiler or GPU is needed, only python3 >= 3.11 with its venv module.
+# no MPI or GPU is needed, only python3 >= 3.11 with its venv module. The tests of NCCL
+# need cc and g++, and are skipped without.
 # Other names: make demo PYTHON=python3.13 VENV=/tmp/venv
 
 PYTHON ?= python3
