@@ -97,7 +97,7 @@ class ArrayReductions:
         flat[...] = array.reshape(-1)
         if not array.size:
             return flat
-        nccl = self._comm.nccl
+        nccl = self._comm.nccl.world
         assert nccl is not None
         steps = nccl.reduce_scatter(device.wrap(flat), _kind(op), 0)
         own = self._comm.start_steps(steps).wait()
@@ -126,7 +126,7 @@ class ArrayReductions:
             error = failure
         specs = [str(ArraySpec.of(array)) for array, _ in prepared]
         self._agreement.check(operation, f"op={op}, {', '.join(specs)}", error=error)
-        return is_tuple, prepared, self._comm.open_device(device)
+        return is_tuple, prepared, self._comm.nccl.open(device)
 
     def _finish(
         self, flat: Any, shape: tuple[int, ...], dtype: np.dtype[Any], op: str

@@ -77,7 +77,7 @@ class ManyArrays:
             presence=present,
         )
         assert union is not None
-        self._comm.open_device(device)
+        self._comm.nccl.open(device)
         sources: list[Any] = [
             array if here else None for array, here in zip(arrays, present, strict=True)
         ]
@@ -125,7 +125,7 @@ class ManyArrays:
             error=error,
         )
         if device.uses_nccl:
-            self._comm.open_device(device)
+            self._comm.nccl.open(device)
             with device.activate():
                 self._bcast_by_nccl(device, arrays, root)
             return
@@ -149,7 +149,7 @@ class ManyArrays:
 
     def _bcast_by_nccl(self, device: Device, arrays: Sequence[Any], root: int) -> None:
         """Broadcast buckets, each made and undone by one kernel."""
-        nccl = self._comm.nccl
+        nccl = self._comm.nccl.world
         assert nccl is not None
         specs = [ArraySpec.of(array) for array in arrays]
         # The bytes of an array as they are, whatever they mean.
