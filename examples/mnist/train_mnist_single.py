@@ -60,7 +60,7 @@ def main():
     parser.add_argument("--epoch", type=int, default=20)
     parser.add_argument("--unit", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--gpu", action="store_true")
+    parser.add_argument("--gpu", "-g", action="store_true")
     parser.add_argument("--out", default="result")
     parser.add_argument("--smoke", action="store_true", help="stop after two epochs")
     parser.add_argument("--expect-accuracy", type=float, default=0.0)
@@ -69,8 +69,7 @@ def main():
         args.epoch = 2
     np.random.seed(args.seed)
 
-    gpu = 0
-    device = chainer.get_device(f"@cupy:{gpu}" if args.gpu else "@numpy")
+    device = chainer.get_device("@cupy:0" if args.gpu else "@numpy")
     device.use()
     model = L.Classifier(MLP(args.unit, 10))
     model.to_device(device)

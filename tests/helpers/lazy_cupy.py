@@ -15,6 +15,7 @@ import contextlib
 import ctypes
 import itertools
 import sys
+import time
 import types
 import weakref
 from collections import deque
@@ -39,6 +40,7 @@ class Event:
     def __init__(self, block: bool = False, disable_timing: bool = False) -> None:
         self._stream: Stream | None = None
         self.has_happened = True
+        self.happened_at_s = 0.0
         self._polls = 0
 
     def record(self, stream: Stream | None = None) -> None:
@@ -49,6 +51,7 @@ class Event:
 
     def _happen(self) -> None:
         self.has_happened = True
+        self.happened_at_s = time.perf_counter()
 
     def force(self) -> None:
         """Let the stream work until the mark."""
@@ -68,6 +71,13 @@ class Event:
         """Wait for it on the host."""
         log.append("host waits for an event")
         self.force()
+
+
+def get_elapsed_time(start: Event, end: Event) -> float:
+    """Return the milliseconds between two events that have happened."""
+    assert start.has_happened
+    assert end.has_happened
+    return (end.happened_at_s - start.happened_at_s) * 1e3
 
 
 class Stream:
@@ -359,6 +369,8 @@ class Device:
     def __init__(self, device_id: int = 0) -> None:
         self.id = device_id
         self.attributes = {"MultiProcessorCount": 2}
+        #: Bytes that are free, and in all.
+        self.mem_info = (0, 0)
 
     def __enter__(self) -> Device:
         return self
@@ -520,6 +532,7 @@ def install(device_id: int, compile_host: Callable[[str], Any]) -> Any:
         UnownedMemory=UnownedMemory,
         alloc_pinned_memory=alloc_pinned_memory,
         get_current_stream=get_current_stream,
+        get_elapsed_time=get_elapsed_time,
         runtime=runtime,
     )
     sys.modules["cupy"] = module

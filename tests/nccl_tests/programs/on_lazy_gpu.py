@@ -1,11 +1,15 @@
-"""Run a function of this file on CuPy's lazy stand-in: one device a rank.
+"""Run functions of this file on CuPy's lazy stand-in, or on a GPU that all ranks share.
 
 ``mpiexec -n N python on_lazy_gpu.py KERNELS FUNCTION [ARGUMENT ...]``. KERNELS is the
-library of the pack kernels for the host.
+library of the pack kernels for the host, and each rank has a device of its own; with
+``cuda`` for KERNELS it is the real CuPy, on device 0. ``--`` separates several
+functions.
 """
 
 from __future__ import annotations
 
+import itertools
+import os
 import pathlib
 import sys
 
@@ -14,12 +18,13 @@ import numpy as np
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 from helpers import lazy_cupy
-from host_kernels.library import HostLauncher
+from helpers.gpu import load_cupy
 from mpi4py import MPI
 
 WORLD = MPI.COMM_WORLD
 RANK, SIZE = WORLD.rank, WORLD.size
-
+# The lazy stand-in has only this one.
+BINDING = os.environ.get("CHAINERMN_NG_NCCL_BINDING") or "pynccl"
 
 # What a sum of a few numbers near 1 keeps, by what it is added and stored in.
 PRECISION = {
@@ -35,6 +40,11 @@ def expect(condition: bool, *what: object) -> None:
     """Fail with what was seen."""
     if not condition:
         raise AssertionError(f"rank {RANK}: {what}")
+
+
+def tell(text: str) -> None:
+    """Print a line in one piece, which those of other ranks cannot mix with."""
+    print(f"{text}\n", end="", flush=True)
 
 
 def gradients(cp, *, step: int = 0, layouts: bool = True):
@@ -71,7 +81,7 @@ def allreduce_arrays(cp, name, *options):
     settings = dict(option.split("=") for option in options)
     settings = {k: int(v) if v.isdigit() else v for k, v in settings.items()}
     with create_communicator(
-        name, nccl_binding="pynccl", timeout_s=60, **settings
+        name, nccl_binding=BINDING, timeout_s=60, **settings
     ) as comm:
         for step in range(5):
             host, device = gradients(cp, step=step)
@@ -95,7 +105,7 @@ def allreduce_arrays(cp, name, *options):
         kernels = comm.nccl.device.kernels
         n_buckets = kernels.n_launches // 10
         expect(kernels.n_launches == 10 * n_buckets, kernels.n_launches)
-        print("launches", kernels.n_launches, "bytes", kernels.n_bytes)
+        tell(f"launches {kernels.n_launches} bytes {kernels.n_bytes}")
 
 
 def chunks(cp, n_streams):
@@ -103,7 +113,7 @@ def chunks(cp, n_streams):
     from communicators import create_communicator
 
     with create_communicator(
-        "multi_ring", topology="2x2", n_chunks=3, nccl_binding="pynccl", timeout_s=60
+        "multi_ring", topology="2x2", n_chunks=3, nccl_binding=BINDING, timeout_s=60
     ) as comm:
         # Not divisible by ranks and chunks; chunks have 256 KiB at least.
         host = np.random.RandomState(RANK).randn(250_001).astype("f4")
@@ -134,7 +144,7 @@ def arrays_in_streams(cp):
     """Use gradients that another stream makes; read the result in a third."""
     from communicators import create_communicator
 
-    with create_communicator("multi_ring", nccl_binding="pynccl", timeout_s=60) as comm:
+    with create_communicator("multi_ring", nccl_binding=BINDING, timeout_s=60) as comm:
         for _ in range(3):
             with cp.cuda.Stream(non_blocking=True) as stream:
                 host, device = gradients(cp)
@@ -153,7 +163,7 @@ def missing_arrays(cp):
     """Average where only rank 0 has a gradient, and where rank 1 has none at all."""
     from communicators import ArraySpec, create_communicator
 
-    with create_communicator("flat", nccl_binding="pynccl", timeout_s=60) as comm:
+    with create_communicator("flat", nccl_binding=BINDING, timeout_s=60) as comm:
         here = cp.asarray(np.full(5, 6.0, "f4")) if RANK == 0 else None
         spec = ArraySpec((5,), np.dtype("f4"), "gpu")
         nowhere = ArraySpec((3,), np.dtype("f4"), "gpu")
@@ -167,7 +177,7 @@ def array_collectives(cp):
     """Move and reduce device arrays by every array collective."""
     from communicators import create_communicator
 
-    with create_communicator("flat", nccl_binding="pynccl", timeout_s=60) as comm:
+    with create_communicator("flat", nccl_binding=BINDING, timeout_s=60) as comm:
 
         def mine(rank=RANK, n=4):
             return (np.arange(n, dtype="f4") + 10 * rank).reshape(2, -1)
@@ -223,7 +233,7 @@ def refusals(cp):
     """Give the engine what it must refuse, on all ranks, and go on after it."""
     from communicators import MismatchError, create_communicator
 
-    with create_communicator("flat", nccl_binding="pynccl", timeout_s=60) as comm:
+    with create_communicator("flat", nccl_binding=BINDING, timeout_s=60) as comm:
         gpu, cpu = cp.asarray(np.ones(3, "f4")), np.ones(3, "f4")
 
         def raises(error_type, text, call):
@@ -258,7 +268,7 @@ def same_device(cp):
     """Two ranks of one host on one device."""
     from communicators import create_communicator
 
-    comm = create_communicator("flat", nccl_binding="pynccl", timeout_s=60)
+    comm = create_communicator("flat", nccl_binding=BINDING, timeout_s=60)
     comm.allreduce(cp.asarray(np.ones(3, "f4")))
 
 
@@ -266,7 +276,7 @@ def other_device(cp):
     """A device that is not the one of the first call."""
     from communicators import create_communicator
 
-    with create_communicator("flat", nccl_binding="pynccl", timeout_s=60) as comm:
+    with create_communicator("flat", nccl_binding=BINDING, timeout_s=60) as comm:
         comm.allreduce(cp.asarray(np.ones(3, "f4")))
         lazy_cupy.current_device += 100
         try:
@@ -283,10 +293,10 @@ def never_done(cp):
 
     from communicators import create_communicator
 
-    comm = create_communicator("flat", nccl_binding="pynccl", timeout_s=2)
+    comm = create_communicator("flat", nccl_binding=BINDING, timeout_s=2)
     lazy_cupy.Event.done = property(lambda event: False)
     comm.allreduce(cp.asarray(np.ones(3, "f4")))
-    print("the call has returned", flush=True)
+    tell("the call has returned")
     time.sleep(50)
 
 
@@ -294,7 +304,7 @@ def split(cp):
     """A communicator made by split works on devices too."""
     from communicators import create_communicator
 
-    with create_communicator("flat", nccl_binding="pynccl", timeout_s=60) as comm:
+    with create_communicator("flat", nccl_binding=BINDING, timeout_s=60) as comm:
         part = comm.split(RANK % 2)
         got = part.allreduce(cp.asarray(np.full(3, RANK + 1.0, "f4"))).get()
         expected = sum(rank + 1.0 for rank in range(RANK % 2, SIZE, 2))
@@ -302,14 +312,25 @@ def split(cp):
         part.finalize()
 
 
+def left_open(cp):
+    """A communicator that nobody finalizes is still there when the program ends."""
+    from communicators import create_communicator
+
+    comm = create_communicator("pure_nccl", nccl_binding=BINDING, timeout_s=60)
+    got = comm.allreduce(cp.asarray(np.full(3, RANK + 1.0, "f4"))).get()
+    expect((got == SIZE * (SIZE + 1) / 2).all(), got)
+
+
 def main() -> None:
-    """Become a rank with a lazy GPU, and run the function."""
-    kernels, function, *arguments = sys.argv[1:]
-    device_id = 0 if function == "same_device" else RANK
-    launcher = HostLauncher(pathlib.Path(kernels))
-    cp = lazy_cupy.install(device_id, lambda code: launcher)
-    globals()[function](cp, *arguments)
-    print("done", flush=True)
+    """Become a rank with a GPU, and run the functions."""
+    kernels, *words = sys.argv[1:]
+    groups = itertools.groupby(words, "--".__eq__)
+    calls = [list(group) for is_border, group in groups if not is_border]
+    same = kernels == "cuda" or calls[0][0] == "same_device"
+    cp = load_cupy(kernels, 0 if same else RANK)
+    for function, *arguments in calls:
+        globals()[function](cp, *arguments)
+    tell("done")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,1 @@
+"""Programs of one process each; every one runs under a time limit of its own."""
