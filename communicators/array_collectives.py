@@ -148,7 +148,8 @@ class ArrayCollectives:
 
     def _to_device(self, array: Array) -> Any:
         device = self._comm.devices.of_kind(GPU, "recv")
-        return device.xp.asarray(array)
+        with device.activate():
+            return device.xp.asarray(array)
 
     # -- parts ---
 
@@ -197,10 +198,9 @@ class ArrayCollectives:
                 f"{operation}: some of the arrays are on the CPU, others on a GPU"
             )
         device = self._device(operation, kinds[0] if kinds else CPU)
-        nccl = self._comm.nccl.world
-        if not device.uses_nccl or nccl is None:
+        if not device.uses_nccl:
             return MpiRoad(self._messenger)
-        return NcclRoad(nccl, device)  # type: ignore[arg-type]
+        return NcclRoad(self._comm.nccl, device)  # type: ignore[arg-type]
 
     def _device(self, operation: str, kind: str) -> Device:
         devices = self._comm.devices

@@ -41,7 +41,7 @@ class ArrayReductions:
         is_tuple, prepared, device = self._enter("allreduce", data, op)
         results = []
         for array, dtype in prepared:
-            with device.activate():
+            with self._comm.nccl.working_on(device):
                 if device.uses_nccl:
                     flat = self._reduced_by_nccl(device, array, dtype, op)
                 else:
@@ -54,15 +54,15 @@ class ArrayReductions:
     def reduce_scatter(self, data: Any, op: str) -> Any:
         n_rows = self._comm.size
         is_tuple, prepared, device = self._enter("reduce_scatter", data, op, n_rows)
-        ring = self._comm.world_ring()
         results = []
         for array, dtype in prepared:
-            with device.activate():
+            with self._comm.nccl.working_on(device):
                 if device.uses_nccl:
                     own = self._scattered_by_nccl(device, array, dtype, op)
                 else:
                     flat = _accumulator(array, dtype)
                     tag = self._comm.next_tag()
+                    ring = self._comm.world_ring()
                     steps = ring.reduce_scatter(flat, _kind(op), tag)
                     own = self._comm.start_steps(steps).wait()
                 results.append(self._finish(own, array.shape[1:], dtype, op))

@@ -314,7 +314,7 @@ class CommunicatorBase:
         other keys are the groups of the reductions, such as ``"intra"``.
         """
         counts = {"messages": self._messenger.sent_bytes}
-        if self.nccl.world is not None and self.nccl.world.sent_bytes:
+        if self._world_ring is None and self.nccl.world is not None:
             counts["world"] = self.nccl.world.sent_bytes
         for transport in self._transports():
             before = counts.get(transport.label, 0)
@@ -358,7 +358,13 @@ class CommunicatorBase:
         return finished
 
     def create_group(
-        self, label: str, color: int | None, key: int, lane: int = 0
+        self,
+        label: str,
+        color: int | None,
+        key: int,
+        lane: int = 0,
+        *,
+        is_world: bool = False,
     ) -> Group | None:
         """Make the transports among the ranks of equal colour. Collective.
 
@@ -367,13 +373,14 @@ class CommunicatorBase:
             color: ranks of one colour form a group; ``None`` for no group.
             key: order within the group.
             lane: NCCL operations of groups with lane 1 may run beside those of lane 0.
+            is_world: all ranks in their order; NCCL needs no further communicator.
         """
         part = load("messages").split_mpi(self.mpi_comm, color, key)
         group: Group | None = None
         if part is not None:
             group = load("group").Group(load("mpi").MpiTransport(part, label))
             self._groups.append(group)
-        self.nccl.add_group(GroupEntry(group, label, color, key, lane))
+        self.nccl.add_group(GroupEntry(group, label, color, key, lane, is_world))
         return group
 
     def create_mpi_transport(
@@ -406,7 +413,7 @@ class CommunicatorBase:
     def world_ring(self) -> Group:
         """Return the transports over all ranks, made at the first call. Collective."""
         if self._world_ring is None:
-            self._world_ring = self.create_group("world", 0, self.rank)
+            self._world_ring = self.create_group("world", 0, self.rank, is_world=True)
         assert self._world_ring is not None
         return self._world_ring
 
@@ -724,11 +731,13 @@ class CommunicatorBase:
                 held.finalize()
         else:
             return
-        self.nccl.close(ranks_are_together=not is_over)
-        if not is_over:
-            for transport in self._transports():
-                transport.finalize()
-            self._messenger.finalize()
+        try:
+            self.nccl.close(ranks_are_together=not is_over)
+        finally:
+            if not is_over:
+                for transport in self._transports():
+                    transport.finalize()
+                self._messenger.finalize()
 
     def __enter__(self) -> Self:
         return self

@@ -84,7 +84,7 @@ class ManyArrays:
         scale = 1.0 / self._comm.size if op == "mean" else None
         plan = self._plan(key, union, arrays, op, device)
         op = "sum" if op == "mean" else op
-        with device.activate():
+        with self._comm.nccl.working_on(device):
             results: list[Any] = [
                 device.xp.empty(array.shape, array.dtype)
                 if source is None and wanted
@@ -126,7 +126,7 @@ class ManyArrays:
         )
         if device.uses_nccl:
             self._comm.nccl.open(device)
-            with device.activate():
+            with self._comm.nccl.working_on(device):
                 self._bcast_by_nccl(device, arrays, root)
             return
         ring = self._comm.world_ring()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from communicators import leaving
@@ -25,6 +26,7 @@ class GroupEntry(NamedTuple):
     color: int | None
     key: int
     lane: int
+    is_world: bool
 
 
 class NcclSide:
@@ -76,27 +78,52 @@ class NcclSide:
         for callback in self._before_use:
             callback()
         if self._session is None:
-            self._session = load("nccl_session").NcclSession(
-                self._name,
-                self._binding_name,
-                device,
-                self._messenger,
-                self._agreement,
-                self._real_host,
-            )
-            leaving.attach(self._agreement, self._session)
-            for entry in self._entries:
-                self._session.add_group(*entry)
-            for follower in self._followers:
-                follower.open(device)
+            self._session = self._set_up(device)
         self._session.raise_if_failed()
         return device
 
+    def _set_up(self, device: Device) -> NcclSession:
+        session: NcclSession = load("nccl_session").NcclSession(
+            self._name,
+            self._binding_name,
+            device,
+            self._messenger,
+            self._agreement,
+            self._real_host,
+        )
+        try:
+            for entry in self._entries:
+                session.add_group(*entry)
+            for follower in self._followers:
+                follower.open(device)
+        except BaseException:
+            # The next call begins anew, or meets the same error.
+            session.close(ranks_are_together=False)
+            raise
+        leaving.attach(self._agreement, session)
+        return session
+
+    @contextlib.contextmanager
+    def working_on(self, device: Device) -> Iterator[None]:
+        """Make a device current, after the ranks have agreed on what to do there.
+
+        What fails now, for want of memory perhaps, fails on this rank alone, while the
+        others wait inside of NCCL. The communicator is given up then, so that the end
+        of this rank's program is the end of the job.
+        """
+        try:
+            with device.activate():
+                yield
+        except BaseException:
+            if device.uses_nccl:
+                self._messenger.give_up()
+            raise
+
     def add_group(self, entry: GroupEntry) -> None:
         """Let a group have NCCL too, now or when a device is used. Collective."""
-        self._entries.append(entry)
         if self._session is not None:
             self._session.add_group(*entry)
+        self._entries.append(entry)
 
     def lead(self, follower: NcclSide) -> None:
         """Set up NCCL for another communicator of the same ranks when this one does."""
