@@ -4,7 +4,8 @@
 # make test-gpu  checks and timings on a machine with one NVIDIA GPU (docs/gpu_evidence.md)
 #
 # Everything is installed from pip into virtual environments below this folder:
-# no MPI, compiler or GPU is needed, only python3 >= 3.11 with its venv module.
+# no MPI or GPU is needed, only python3 >= 3.11 with its venv module. The tests of NCCL
+# need cc and g++, and are skipped without.
 # Other names: make demo PYTHON=python3.13 VENV=/tmp/venv
 
 PYTHON ?= python3

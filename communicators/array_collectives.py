@@ -148,7 +148,8 @@ class ArrayCollectives:
 
     def _to_device(self, array: Array) -> Any:
         device = self._comm.devices.of_kind(GPU, "recv")
-        return device.xp.asarray(array)
+        with device.activate():
+            return device.xp.asarray(array)
 
     # -- parts ---
 
@@ -197,26 +198,25 @@ class ArrayCollectives:
                 f"{operation}: some of the arrays are on the CPU, others on a GPU"
             )
         device = self._device(operation, kinds[0] if kinds else CPU)
-        nccl = self._comm.nccl
-        if not device.uses_nccl or nccl is None:
+        if not device.uses_nccl:
             return MpiRoad(self._messenger)
-        return NcclRoad(nccl, device)  # type: ignore[arg-type]
+        return NcclRoad(self._comm.nccl, device)  # type: ignore[arg-type]
 
     def _device(self, operation: str, kind: str) -> Device:
         devices = self._comm.devices
         if kind == CPU:
-            return self._comm.open_device(devices.host)
+            return self._comm.nccl.open(devices.host)
         device, error = None, None
         try:
             device = devices.of_kind(kind, operation)
         except CommunicatorError as failure:
             error = failure
-        if self._comm.nccl is None:
+        if self._comm.nccl.world is None:
             # Where only the root has arrays, the others learn of the GPU just now, and
             # may have none.
             self._comm.agree(f"{operation} of GPU arrays", error=error)
         assert device is not None
-        return self._comm.open_device(device)
+        return self._comm.nccl.open(device)
 
     def _collect(
         self,

@@ -41,7 +41,7 @@ class ArrayReductions:
         is_tuple, prepared, device = self._enter("allreduce", data, op)
         results = []
         for array, dtype in prepared:
-            with device.activate():
+            with self._comm.nccl.working_on(device):
                 if device.uses_nccl:
                     flat = self._reduced_by_nccl(device, array, dtype, op)
                 else:
@@ -54,15 +54,15 @@ class ArrayReductions:
     def reduce_scatter(self, data: Any, op: str) -> Any:
         n_rows = self._comm.size
         is_tuple, prepared, device = self._enter("reduce_scatter", data, op, n_rows)
-        ring = self._comm.world_ring()
         results = []
         for array, dtype in prepared:
-            with device.activate():
+            with self._comm.nccl.working_on(device):
                 if device.uses_nccl:
                     own = self._scattered_by_nccl(device, array, dtype, op)
                 else:
                     flat = _accumulator(array, dtype)
                     tag = self._comm.next_tag()
+                    ring = self._comm.world_ring()
                     steps = ring.reduce_scatter(flat, _kind(op), tag)
                     own = self._comm.start_steps(steps).wait()
                 results.append(self._finish(own, array.shape[1:], dtype, op))
@@ -97,7 +97,7 @@ class ArrayReductions:
         flat[...] = array.reshape(-1)
         if not array.size:
             return flat
-        nccl = self._comm.nccl
+        nccl = self._comm.nccl.world
         assert nccl is not None
         steps = nccl.reduce_scatter(device.wrap(flat), _kind(op), 0)
         own = self._comm.start_steps(steps).wait()
@@ -126,7 +126,7 @@ class ArrayReductions:
             error = failure
         specs = [str(ArraySpec.of(array)) for array, _ in prepared]
         self._agreement.check(operation, f"op={op}, {', '.join(specs)}", error=error)
-        return is_tuple, prepared, self._comm.open_device(device)
+        return is_tuple, prepared, self._comm.nccl.open(device)
 
     def _finish(
         self, flat: Any, shape: tuple[int, ...], dtype: np.dtype[Any], op: str

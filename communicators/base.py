@@ -7,7 +7,7 @@ import importlib.util
 import threading
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from communicators.array_collectives import ArrayCollectives
 from communicators.array_reductions import ArrayReductions
 from communicators.buckets import DEFAULT_BUCKET_BYTES, ArraySpec
 from communicators.devices.choose import DeviceChoice
-from communicators.devices.device import Device, FlatBuffer, NcclDevice
+from communicators.devices.device import FlatBuffer
 from communicators.devices.host import nccl_takes_host_memory
 from communicators.dtypes import Array, parse_wire_dtype
 from communicators.errors import (
@@ -28,6 +28,7 @@ from communicators.errors import (
 from communicators.limits import DEFAULT_TIMEOUT_S, check_timeout
 from communicators.local_rank import local_rank, remember_local_rank
 from communicators.many_arrays import MAX_IN_FLIGHT, ManyArrays
+from communicators.nccl_side import GroupEntry, NcclSide
 from communicators.object_collectives import ObjectCollectives, ObjectOp
 from communicators.topology import (
     TOPOLOGY_VARIABLE,
@@ -39,8 +40,6 @@ from communicators.transports import load
 if TYPE_CHECKING:
     from communicators.transports.group import Group
     from communicators.transports.mpi import MpiTransport
-    from communicators.transports.nccl import NcclTransport
-    from communicators.transports.nccl_session import NcclSession
     from communicators.transports.progress import Handle, Steps
 
 
@@ -163,17 +162,23 @@ class CommunicatorBase:
         self._objects = ObjectCollectives(self._messenger, self._agreement)
         self._reductions = ArrayReductions(self, self._agreement)
         self._many = ManyArrays(self, self._agreement)
+        #: Where its arrays may be.
         self.devices = DeviceChoice(self.device_types, self.bucket_bytes, MAX_IN_FLIGHT)
-        self._groups: list[_GroupEntry] = []
+        self._groups: list[Group] = []
         self._mpi_transports: list[MpiTransport] = []
         self._held: list[CommunicatorBase] = []
-        self._held_on_devices: list[CommunicatorBase] = []
         self._n_started = 0
         self._world_ring: Group | None = None
-        self._session: NcclSession | None = None
-        self._before_device_use: list[Callable[[], None]] = []
         real = Topology.from_names(messages.shared_memory_hosts(self.mpi_comm))
         self.real_host = real.inter_rank(self.rank)
+        #: What it does with NCCL.
+        self.nccl = NcclSide(
+            self.name or type(self).__qualname__,
+            self.nccl_binding,
+            self._messenger,
+            self._agreement,
+            self.real_host,
+        )
         remember_local_rank(
             real, messages.world_ranks(self.mpi_comm), self.rank, messages.world()
         )
@@ -309,8 +314,8 @@ class CommunicatorBase:
         other keys are the groups of the reductions, such as ``"intra"``.
         """
         counts = {"messages": self._messenger.sent_bytes}
-        if self._session is not None and self._session.world.sent_bytes:
-            counts["world"] = self._session.world.sent_bytes
+        if self._world_ring is None and self.nccl.world is not None:
+            counts["world"] = self.nccl.world.sent_bytes
         for transport in self._transports():
             before = counts.get(transport.label, 0)
             counts[transport.label] = before + transport.sent_bytes
@@ -353,7 +358,13 @@ class CommunicatorBase:
         return finished
 
     def create_group(
-        self, label: str, color: int | None, key: int, lane: int = 0
+        self,
+        label: str,
+        color: int | None,
+        key: int,
+        lane: int = 0,
+        *,
+        is_world: bool = False,
     ) -> Group | None:
         """Make the transports among the ranks of equal colour. Collective.
 
@@ -362,15 +373,14 @@ class CommunicatorBase:
             color: ranks of one colour form a group; ``None`` for no group.
             key: order within the group.
             lane: NCCL operations of groups with lane 1 may run beside those of lane 0.
+            is_world: all ranks in their order; NCCL needs no further communicator.
         """
         part = load("messages").split_mpi(self.mpi_comm, color, key)
         group: Group | None = None
         if part is not None:
             group = load("group").Group(load("mpi").MpiTransport(part, label))
-        entry = _GroupEntry(group, label, color, key, lane)
-        self._groups.append(entry)
-        if self._session is not None:
-            self._session.add_group(*entry)
+            self._groups.append(group)
+        self.nccl.add_group(GroupEntry(group, label, color, key, lane, is_world))
         return group
 
     def create_mpi_transport(
@@ -397,84 +407,15 @@ class CommunicatorBase:
         """
         self._held.append(inner)
         if on_devices:
-            self._held_on_devices.append(inner)
+            self.nccl.lead(inner.nccl)
         return inner
 
     def world_ring(self) -> Group:
         """Return the transports over all ranks, made at the first call. Collective."""
         if self._world_ring is None:
-            self._world_ring = self.create_group("world", 0, self.rank)
+            self._world_ring = self.create_group("world", 0, self.rank, is_world=True)
         assert self._world_ring is not None
         return self._world_ring
-
-    @collective
-    def open_device(self, device: Device) -> Device:
-        """Set up NCCL at the first use of a device that needs it. Collective.
-
-        Called by the collectives once all ranks have agreed on the kind of arrays.
-
-        Returns:
-            Device: the given one.
-
-        Raises:
-            UnavailableError: NCCL or its binding is missing on some rank.
-            CommunicatorError: two ranks of one host on the same device.
-            MismatchError: different versions of NCCL.
-            NcclError: NCCL refuses. All on all ranks.
-        """
-        if not device.uses_nccl:
-            return device
-        for callback in self._before_device_use:
-            callback()
-        if self._session is None:
-            self._session = load("nccl_session").NcclSession(
-                self.name or type(self).__qualname__,
-                self.nccl_binding,
-                device,
-                self._messenger,
-                self._agreement,
-                self.real_host,
-            )
-            leaving.attach(self._agreement, self._session)
-            for entry in self._groups:
-                self._session.add_group(*entry)
-            for inner in self._held_on_devices:
-                inner.open_device(device)
-        self._session.raise_if_failed()
-        return device
-
-    @property
-    def nccl(self) -> NcclTransport | None:
-        """NCCL over all ranks, once a device has been used."""
-        return None if self._session is None else self._session.world
-
-    @property
-    def nccl_device(self) -> NcclDevice:
-        """The device whose buffers :meth:`all_reduce_flat` is given."""
-        assert self._session is not None
-        return self._session.device
-
-    def raise_if_nccl_failed(self) -> None:
-        """Raise what NCCL, or the thread that watches it, has found since.
-
-        For who has waited for the device: an abort ends such waits, too, and leaves
-        the arrays as they happen to be.
-
-        Raises:
-            NcclError: NCCL failed.
-            CommunicationTimeoutError: an operation did not end within ``timeout_s``.
-        """
-        if self._session is not None:
-            self._session.raise_if_failed()
-
-    def before_device_collectives(self, callback: Callable[[], None]) -> None:
-        """Let ``callback`` be called before each collective on device arrays.
-
-        Two NCCL communicators of one process must not be used in another order than on
-        the other ranks. Who uses a second one in the background waits there for its
-        operations to end.
-        """
-        self._before_device_use.append(callback)
 
     def next_tag(self) -> int:
         """Return a tag for one operation on transports. Same order on all ranks."""
@@ -790,12 +731,13 @@ class CommunicatorBase:
                 held.finalize()
         else:
             return
-        if self._session is not None:
-            self._session.close(ranks_are_together=not is_over)
-        if not is_over:
-            for transport in self._transports():
-                transport.finalize()
-            self._messenger.finalize()
+        try:
+            self.nccl.close(ranks_are_together=not is_over)
+        finally:
+            if not is_over:
+                for transport in self._transports():
+                    transport.finalize()
+                self._messenger.finalize()
 
     def __enter__(self) -> Self:
         return self
@@ -814,8 +756,7 @@ class CommunicatorBase:
     # -- parts ---
 
     def _transports(self) -> list[Group | MpiTransport]:
-        groups = [entry.group for entry in self._groups if entry.group is not None]
-        return [*groups, *self._mpi_transports]
+        return [*self._groups, *self._mpi_transports]
 
     def _check_peer(self, operation: str, peer: int, tag: int) -> None:
         for what, value in (("rank", peer), ("tag", tag)):
@@ -839,16 +780,6 @@ def _is_int32(value: object) -> bool:
 
 # Each tag makes two MPI tags, of which every MPI has at least 32767.
 _MAX_TAG = 16000
-
-
-class _GroupEntry(NamedTuple):
-    """A group that the ranks have made; ``group`` is ``None`` on ranks in none."""
-
-    group: Group | None
-    label: str
-    color: int | None
-    key: int
-    lane: int
 
 
 def _settings_error(

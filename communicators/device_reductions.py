@@ -122,7 +122,7 @@ def _reverse_negatives(device: NcclDevice, integers: Any) -> None:
 def _gather_and_reduce(
     comm: CommunicatorBase, device: NcclDevice, buffer: DeviceBuffer, op: str
 ) -> Reduction:
-    nccl = comm.nccl
+    nccl = comm.nccl.world
     assert nccl is not None
     own = device.view(buffer)
     rows = device.xp.empty((comm.size, buffer.size), buffer.dtype)

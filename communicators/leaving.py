@@ -95,7 +95,13 @@ def leave() -> None:
             for agreement in waiting:
                 agreement.announce_leaving()
     for session in _sessions.values():
-        session.close(ranks_are_together=not has_given_up())
+        try:
+            session.close(ranks_are_together=not has_given_up())
+        except Exception as error:
+            # The other sessions, and MPI, are to be closed all the same.
+            sys.stderr.write(
+                f"chainermn_ng: at exit: {type(error).__name__}: {error}\n"
+            )
     if has_given_up():
         # MPI cannot be finalised while a collective that some rank never joined is
         # pending: without this the job would hang here.

@@ -77,14 +77,14 @@ class ManyArrays:
             presence=present,
         )
         assert union is not None
-        self._comm.open_device(device)
+        self._comm.nccl.open(device)
         sources: list[Any] = [
             array if here else None for array, here in zip(arrays, present, strict=True)
         ]
         scale = 1.0 / self._comm.size if op == "mean" else None
         plan = self._plan(key, union, arrays, op, device)
         op = "sum" if op == "mean" else op
-        with device.activate():
+        with self._comm.nccl.working_on(device):
             results: list[Any] = [
                 device.xp.empty(array.shape, array.dtype)
                 if source is None and wanted
@@ -125,8 +125,8 @@ class ManyArrays:
             error=error,
         )
         if device.uses_nccl:
-            self._comm.open_device(device)
-            with device.activate():
+            self._comm.nccl.open(device)
+            with self._comm.nccl.working_on(device):
                 self._bcast_by_nccl(device, arrays, root)
             return
         ring = self._comm.world_ring()
@@ -149,7 +149,7 @@ class ManyArrays:
 
     def _bcast_by_nccl(self, device: Device, arrays: Sequence[Any], root: int) -> None:
         """Broadcast buckets, each made and undone by one kernel."""
-        nccl = self._comm.nccl
+        nccl = self._comm.nccl.world
         assert nccl is not None
         specs = [ArraySpec.of(array) for array in arrays]
         # The bytes of an array as they are, whatever they mean.

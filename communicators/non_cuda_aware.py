@@ -68,7 +68,7 @@ class _ThroughHost:
         comm.start_steps(comm.intra.reduce(buffer, op, tag)).wait()
         self._exchange: Handle | None = None
         if comm.leaders is not None:
-            self._device = comm.nccl_device
+            self._device = comm.nccl.device
             self._host = self._device.host_buffer(buffer.size, buffer.dtype)
             copied = _Reached(
                 self._device, self._device.copy_to_host(buffer, self._host)

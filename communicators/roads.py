@@ -12,8 +12,8 @@ from communicators.dtypes import Array
 
 if TYPE_CHECKING:
     from communicators.devices.device import NcclDevice
+    from communicators.nccl_side import NcclSide
     from communicators.transports.messages import Messenger
-    from communicators.transports.nccl import NcclTransport
 
 
 class Road(Protocol):
@@ -71,20 +71,22 @@ class NcclRoad:
     """Arrays on a device, by NCCL. Results are ready on the current stream.
 
     Args:
-        nccl: over all ranks.
+        side: of the communicator; a device has been used.
         device: of the arrays.
     """
 
-    def __init__(self, nccl: NcclTransport, device: NcclDevice) -> None:
-        self._nccl = nccl
+    def __init__(self, side: NcclSide, device: NcclDevice) -> None:
+        assert side.world is not None
+        self._nccl = side.world
+        self._side = side
         self._device = device
 
     def empty(self, spec: ArraySpec) -> Any:
-        with self._device.activate():
+        with self._side.working_on(self._device):
             return self._device.xp.empty(spec.shape, spec.dtype)
 
     def broadcast(self, array: Any, root: int, max_buf_len: int | None) -> None:
-        with self._device.activate():
+        with self._side.working_on(self._device):
             buffer = self._wrap(array)
             if buffer.nbytes:
                 for _ in self._nccl.broadcast(buffer, 0, root):
@@ -97,7 +99,7 @@ class NcclRoad:
         incoming: Sequence[tuple[int, Any]],
         operation: str,
     ) -> None:
-        with self._device.activate():
+        with self._side.working_on(self._device):
             out = [(dest, self._wrap(array)) for dest, array in outgoing]
             into = [(source, self._wrap(array)) for source, array in incoming]
             self._nccl.exchange(out, into)
@@ -107,7 +109,7 @@ class NcclRoad:
 
     def allgather(self, array: Any, size: int) -> list[Any]:
         """Return the arrays of all ranks, which have one shape and dtype."""
-        with self._device.activate():
+        with self._side.working_on(self._device):
             rows = self._device.xp.empty((size, *array.shape), array.dtype)
             everything = self._device.wrap(rows)
             if everything.nbytes:

@@ -53,7 +53,9 @@ NCCL_TESTS = [
     "tests/communicators_tests/test_many_arrays.py",
     "tests/communicators_tests/test_reductions.py",
     "tests/communicators_tests/test_split_and_life.py",
+    "tests/communicators_tests/test_wire_dtypes.py",
     "tests/chainermn_ng_tests/test_bcast_data.py",
+    "tests/chainermn_ng_tests/test_double_buffering.py",
     "tests/chainermn_ng_tests/test_equal_to_one_process.py",
     "tests/chainermn_ng_tests/test_mean_grad.py",
 ]

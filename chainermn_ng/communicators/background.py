@@ -45,7 +45,7 @@ class Background:
         twin = engine.split(0, engine.rank)
         assert twin is not None
         self.engine = engine.hold(twin, on_devices=False)
-        engine.before_device_collectives(self.wait_in_flight)
+        engine.nccl.before_use(self.wait_in_flight)
         self._executor = ThreadPoolExecutor(1, "chainermn_ng-background")
         # Weakly: a future holds its result, and the executor holds it until it is done.
         self._last: weakref.ref[Future[Any]] | None = None

@@ -190,7 +190,7 @@ def start_average(
                 label=label,
             )
         # A device that was waited for may have been set free by an abort.
-        background.engine.raise_if_nccl_failed()
+        background.engine.nccl.raise_if_failed()
         arrived = Averages()
         for name, grad, result in zip(names, grads, results, strict=True):
             if result is not None:

@@ -66,7 +66,9 @@ class DeviceChoice:
             raise ValueError(
                 f"{operation}: an array lies on cuda:{ids[0]}, but this communicator "
                 f"was first used with {self._gpu}; a rank uses one device, chosen by "
-                "cupy.cuda.Device(comm.intra_rank).use() before its arrays are made"
+                "chainermn_ng.choose_device(comm), or by "
+                "cupy.cuda.Device(comm.world_intra_rank).use(), before its arrays are "
+                "made"
             )
         device: Device = self._gpu
         return device

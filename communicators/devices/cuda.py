@@ -26,6 +26,9 @@ from communicators.dtypes import Array
 # of every step the same addresses, so one table a bucket is the usual case.
 _MAX_TABLES = 256
 
+# ``cudaSuccess`` and ``cudaErrorNotReady``.
+_SUCCESS, _NOT_READY = 0, 600
+
 
 class CudaDevice:
     """CuPy arrays on one GPU, which travel by NCCL.
@@ -148,7 +151,11 @@ class CudaDevice:
         return event
 
     def is_done(self, event: Any) -> bool:
-        return bool(event.done)
+        # Not ``event.done``, for which a device that has failed is one that works.
+        status = cupy.cuda.runtime.eventQuery(event.ptr)
+        if status not in (_SUCCESS, _NOT_READY):
+            raise cupy.cuda.runtime.CUDARuntimeError(status)
+        return bool(status == _SUCCESS)
 
     def wait_for(self, buffer: DeviceBuffer, stream: Any = None) -> None:
         stream = cupy.cuda.get_current_stream() if stream is None else stream
@@ -166,7 +173,7 @@ class CudaDevice:
     def host_buffer(self, n_elems: int, dtype: np.dtype[Any]) -> Array:
         nbytes = n_elems * dtype.itemsize
         for i, (host, event) in enumerate(self._pinned):
-            if host.size >= nbytes and event.done:
+            if host.size >= nbytes and self.is_done(event):
                 del self._pinned[i]
                 return host[:nbytes].view(dtype)
         memory = cupy.cuda.alloc_pinned_memory(max(1, nbytes))

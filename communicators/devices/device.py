@@ -42,8 +42,8 @@ class Device(Protocol):
     def take(self, n_elems: int, dtype: np.dtype[Any], n_parts: int) -> Any:
         """Return a flat buffer of at least ``n_elems``; contents undefined.
 
-        A device buffer is longer, so that each of ``n_parts`` ranks has an equal part
-        that begins at a multiple of 16 bytes.
+        A device buffer may be longer, so that each of ``n_parts`` ranks has an equal
+        part that begins at a multiple of 16 bytes.
         """
 
     def give_back(self, buffer: Any) -> None:

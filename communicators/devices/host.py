@@ -168,6 +168,11 @@ class EmulatedDevice(HostDevice):
 
 
 def padded(n_elems: int, itemsize: int, n_parts: int) -> int:
-    """Return the length of a buffer with ``n_parts`` equal parts of whole 16 bytes."""
+    """Return the length of a buffer with ``n_parts`` equal parts of whole 16 bytes.
+
+    One that stays whole stays as it is.
+    """
+    if n_parts == 1:
+        return n_elems
     step = n_parts * max(1, 16 // itemsize)
     return -(-n_elems // step) * step

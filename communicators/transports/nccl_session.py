@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -80,7 +79,8 @@ class NcclSession:
             messenger.timeout_s,
             is_done=self._is_done,
             check=self._check,
-            abort=self._abort,
+            give_up=messenger.give_up,
+            aborts=lambda: [c.abort for c in self._communicators],
             end_job=lambda: abort(1),
         )
         messenger.raise_if_failed = self._watchdog.raise_if_failed
@@ -92,8 +92,12 @@ class NcclSession:
         self._streams = [device.create_stream()]
         if self.has_lanes:
             self._streams.append(device.create_stream())
-        self.world = NcclTransport(self, self._create_world(), "world", lane=0)
-        self._agreement.check(_LABEL)
+        try:
+            self.world = NcclTransport(self, self._create_world(), "world", lane=0)
+            self._agreement.check(_LABEL)
+        except BaseException:
+            self.close(ranks_are_together=False)
+            raise
 
     # -- setting up ---
 
@@ -106,7 +110,9 @@ class NcclSession:
         try:
             found = nccl_bindings.load(binding_name)
             _check_memory(found, self.device)
-            version = version_text(found.version)
+            # Ranks that split communicators cannot join those that make them anew.
+            way = "split" if found.has_split else "made anew"
+            version = f"{version_text(found.version)}, groups are {way}"
         except CommunicatorError as failure:
             error = failure
         self._agreement.check(_LABEL, f"NCCL {version}", error=error)
@@ -129,8 +135,8 @@ class NcclSession:
                     f"{_LABEL}: ranks {', '.join(map(str, ranks))} of one host all use "
                     f"{everyone[ranks[0]][2]} (device {identity}), and NCCL needs a "
                     "device for each rank. Choose one before the arrays are made: "
-                    "cupy.cuda.Device(comm.intra_rank).use(), or "
-                    "chainer.cuda.get_device_from_id(comm.intra_rank).use()"
+                    "chainermn_ng.choose_device(comm), or "
+                    "cupy.cuda.Device(comm.world_intra_rank).use()"
                 )
 
     def _create_world(self) -> Any:
@@ -146,7 +152,13 @@ class NcclSession:
         )
 
     def add_group(
-        self, group: Group | None, label: str, color: int | None, key: int, lane: int
+        self,
+        group: Group | None,
+        label: str,
+        color: int | None,
+        key: int,
+        lane: int,
+        is_world: bool,
     ) -> None:
         """Make the NCCL communicator of a group. Collective over all ranks.
 
@@ -156,7 +168,12 @@ class NcclSession:
             color: as in ``create_group``.
             key: as in ``create_group``.
             lane: 0, or 1 for operations that may run beside those of lane 0.
+            is_world: it is all ranks in their order, and needs no other communicator.
         """
+        if is_world:
+            assert group is not None
+            group.nccl = self.world
+            return
         what = f"make the NCCL communicator of group {label}"
         made: NcclCommunicator | None = None
         if self.binding.has_split:
@@ -197,6 +214,9 @@ class NcclSession:
                 made = make()
         except NcclError as error:
             self._fail(operation, error)
+        except BaseException:
+            self._watchdog.drop(operation)
+            raise
         self._watchdog.drop(operation)
         if made is not None:
             self._communicators.append(made)
@@ -245,6 +265,10 @@ class NcclSession:
                 event = device.record(stream)
         except NcclError as error:
             self._fail(operation, error)
+        except BaseException:
+            # Nothing is in flight: a dtype, say, that NCCL does not have.
+            self._watchdog.drop(operation)
+            raise
         for buffer in buffers:
             buffer.fence.event = event
             buffer.fence.parts.clear()
@@ -274,11 +298,6 @@ class NcclSession:
         for communicator in list(self._communicators):
             communicator.check_async_error()
 
-    def _abort(self) -> None:
-        for communicator in self._communicators:
-            communicator.abort()
-        self._messenger.give_up()
-
     # -- the end ---
 
     def synchronize(self) -> None:
@@ -297,19 +316,34 @@ class NcclSession:
         Args:
             ranks_are_together: all ranks do this now, and no operation failed; else
                 the communicators are aborted, which waits for nobody.
+
+        Raises:
+            NcclError: NCCL, or CUDA with its own class, fails; everything has been
+                closed as far as it could be.
         """
         if self._is_closed:
             return
         self._is_closed = True
-        if ranks_are_together and self._watchdog.failure is None:
-            with contextlib.suppress(CommunicatorError):
+        errors: list[Exception] = []
+        in_peace = ranks_are_together and self._watchdog.failure is None
+        if in_peace:
+            try:
                 self.synchronize()
+            except Exception as error:
+                # CUDA's own, too.
+                errors.append(error)
+                in_peace = False
         self._watchdog.stop()
         for communicator in reversed(self._communicators):
-            if ranks_are_together and self._watchdog.failure is None:
-                communicator.destroy()
-            else:
-                communicator.abort()
+            try:
+                if in_peace:
+                    communicator.destroy()
+                elif self._watchdog.failure is None:
+                    communicator.abort()
+            except NcclError as error:
+                errors.append(error)
+        if errors and ranks_are_together:
+            raise errors[0]
 
 
 def _check_memory(binding: NcclBinding, device: NcclDevice) -> None:

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from communicators.errors import (
@@ -25,8 +25,19 @@ from communicators.errors import (
 #: How often the thread looks, in seconds.
 POLL_S = 0.1
 
+#: How long the aborts may take before the job goes on to its end, in seconds.
+ABORT_S = 2.0
+
 #: How long the main thread has to raise what was found, in seconds.
 GRACE_S = 4.0
+
+
+def _run(abort: Callable[[], None]) -> None:
+    try:
+        abort()
+    except Exception as error:
+        # The job ends anyway, for a better reason.
+        sys.stderr.write(f"chainermn_ng: NCCL cannot be aborted: {error}\n")
 
 
 class Operation:
@@ -52,7 +63,9 @@ class Watchdog:
         timeout_s: how long an operation may take, in seconds; ``None`` for ever.
         is_done: asks the device for an event.
         check: raises the :class:`NcclError` that NCCL reports by itself, if any.
-        abort: ends all NCCL communicators; called once, from the thread or not.
+        give_up: tells the communicator that it cannot be used any more.
+        aborts: returns what ends each NCCL communicator; each is called in a thread of
+            its own, and may never return.
         end_job: ends all ranks; called if the main thread does not raise.
 
     Attributes:
@@ -65,13 +78,15 @@ class Watchdog:
         *,
         is_done: Callable[[Any], bool],
         check: Callable[[], None],
-        abort: Callable[[], None],
+        give_up: Callable[[], None],
+        aborts: Callable[[], Sequence[Callable[[], None]]],
         end_job: Callable[[], None],
     ) -> None:
         self._timeout_s = timeout_s
         self._is_done = is_done
         self._check = check
-        self._abort = abort
+        self._give_up = give_up
+        self._aborts = aborts
         self._end_job = end_job
         self._in_flight: deque[Operation] = deque()
         self._lock = threading.Lock()
@@ -120,7 +135,19 @@ class Watchdog:
             if self.failure is not None:
                 return
             self.failure = failure
-        self._abort()
+        self._give_up()
+        # NCCL may wait inside an abort for work of another communicator on the same
+        # device, which is to be aborted next. So none waits for another, and nobody
+        # for all of them.
+        threads = [
+            threading.Thread(target=_run, args=(abort,), daemon=True)
+            for abort in self._aborts()
+        ]
+        for thread in threads:
+            thread.start()
+        deadline = time.monotonic() + ABORT_S
+        for thread in threads:
+            thread.join(timeout=max(0.0, deadline - time.monotonic()))
 
     def stop(self) -> None:
         """End the thread. Safe to call twice."""

@@ -274,7 +274,9 @@ def test_the_average_arrives_while_the_next_loss_is_computed(comm, monkeypatch):
         events.append("loss begins")
         # The main thread's own collectives go on meanwhile.
         assert comm.allreduce_obj(1) == comm.size
-        assert comm.bcast(np.ones(2))[0] == 1
+        if not comm.engine.devices.host.uses_nccl:
+            # Two NCCL communicators take turns: this would wait for the average.
+            assert comm.bcast(np.ones(2))[0] == 1
         is_computing.set()
         assert has_averaged.wait(timeout=20)
         events.append("loss ends")

@@ -7,6 +7,8 @@ import json
 import pytest
 from helpers.jobs import run_job
 
+from communicators import available_communicators
+
 COUNT = """
 import json, sys
 import numpy as np
@@ -22,7 +24,7 @@ def factorisations(n):
 
 from mpi4py import MPI
 size = MPI.COMM_WORLD.size
-n_elems = 3 * size * size          # divisible by every product of factors
+n_elems = 12 * size * size         # parts of all factors are whole 16 bytes
 rows = []
 for dims in factorisations(size):
     # 64 chunks of it would be uneven: one chunk.
@@ -112,4 +114,5 @@ for name in available_communicators():
 def test_32_ranks_as_8_hosts_of_4():
     job = run_job(32, ["-c", BIG], timeout_s=110)
     assert job.returncode == 0, job.output
-    assert job.stdout.count("ok") == 8, job.output
+    n_names = len(set(available_communicators()) - {"single_node"})
+    assert job.stdout.count("ok") == n_names >= 8, job.output

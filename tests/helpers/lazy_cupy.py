@@ -37,8 +37,13 @@ current_device = 0
 class Event:
     """Happens when its stream comes to the place where it was recorded."""
 
+    _pointers = itertools.count(0xE000)
+    by_pointer: ClassVar[Any] = weakref.WeakValueDictionary()
+
     def __init__(self, block: bool = False, disable_timing: bool = False) -> None:
         self._stream: Stream | None = None
+        self.ptr = next(self._pointers)
+        self.by_pointer[self.ptr] = self
         self.has_happened = True
         self.happened_at_s = 0.0
         self._polls = 0
@@ -530,6 +535,7 @@ def install(device_id: int, compile_host: Callable[[str], Any]) -> Any:
         runtimeGetVersion=lambda: 13000,
         memcpyAsync=memcpy_async,
         memcpyDefault=4,
+        eventQuery=lambda pointer: 0 if Event.by_pointer[pointer].done else 600,
     )
     module.cuda = types.SimpleNamespace(  # type: ignore[attr-defined]
         Device=Device,

@@ -178,3 +178,71 @@ third.finalize()
     assert "Traceback" not in job.output, job.output
     # Two ranks gave the third communicator up, so MPI cannot be finalised in peace.
     assert job.seconds < 20, job.output
+
+
+def test_a_set_up_that_all_ranks_saw_fail_may_be_tried_again(emulator):
+    program = """
+import threading
+import numpy as np
+from communicators import CommunicatorError, create_communicator
+comm = create_communicator("hierarchical", nccl_binding="pynccl", timeout_s=20)
+try:
+    comm.allreduce(np.ones(3))
+except CommunicatorError as error:
+    assert "GetUniqueId" in str(error), error
+    print("failed\\n", end="", flush=True)
+names = [thread.name for thread in threading.enumerate()]
+assert not any("watchdog" in name for name in names), names
+assert (comm.allreduce(np.ones(3)) == comm.size).all()
+comm.finalize()
+"""
+    nccl.need_package("pynccl")
+    job = run_job(
+        2,
+        ["-c", program],
+        timeout_s=60,
+        env={
+            "LD_LIBRARY_PATH": str(emulator),
+            "CHAINERMN_NG_NCCL_MEMORY": "host",
+            "NCCL_EMULATOR_FAIL": "GetUniqueId:2:2@0",
+        },
+    )
+    assert job.returncode == 0, job.output
+    assert job.stdout.count("failed") == 2, job.output
+
+
+MADE = """
+import numpy as np
+from communicators import create_communicator
+comm = create_communicator({name!r}, topology="2x2")
+comm.allreduce(np.ones(3))
+comm.reduce_scatter(np.ones((comm.size, 2)))
+comm.bcast(np.ones(3))
+comm.allreduce_arrays([np.ones(3, "f4")])
+comm.finalize()
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "n_split"),
+    [("flat", 0), ("pure_nccl", 0), ("auto", 0), ("hierarchical", 2)]
+    + [("two_dimensional", 2), ("multi_ring", 2), ("non_cuda_aware", 1)],
+)
+def test_no_more_nccl_communicators_than_needed(name, n_split, emulator, tmp_path):
+    nccl.need_package("cupy")
+    job = run_job(
+        4,
+        ["-c", MADE.format(name=name)],
+        timeout_s=60,
+        env={
+            "LD_LIBRARY_PATH": str(emulator),
+            "CHAINERMN_NG_NCCL_MEMORY": "host",
+            "NCCL_EMULATOR_LOG": str(tmp_path / "log"),
+        },
+    )
+    assert job.returncode == 0, job.output
+    logs = [path.read_text() for path in tmp_path.glob("log.*")]
+    assert len(logs) == 4
+    for log in logs:
+        assert log.count("op=Init ") == 1
+        assert log.count("op=Split ") == n_split

@@ -151,7 +151,7 @@ def prepare(
     # The first one sets NCCL up and compiles the kernels.
     phases.begin_step()
     step()
-    engine_device = comm.engine.nccl_device
+    engine_device = comm.engine.nccl.device
     for phase in ("pack", "unpack"):
         timed = phases.timed(phase, getattr(engine_device, phase))
         setattr(engine_device, phase, timed)

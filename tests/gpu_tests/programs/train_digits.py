@@ -70,7 +70,7 @@ def main() -> None:
     nccl = comm.engine.nccl
     assert nccl is not None, "the gradients have not travelled by NCCL"
     if device == "gpu":
-        kernels = comm.engine.nccl_device.kernels
+        kernels = comm.engine.nccl.device.kernels
         assert kernels.n_launches > 0, "no kernel has packed the gradients"
     if comm.rank == 0:
         found = re.search(r"validation accuracy: ([\d.]+)", output)

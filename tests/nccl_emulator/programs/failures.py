@@ -121,11 +121,16 @@ def crossed_threads(ranks: Ranks) -> None:
 
 
 def stopped_rank(ranks: Ranks) -> None:
-    """Rank 0 is stopped while others go on to wait for it elsewhere: no error."""
+    """Rank 1 is stopped while it waits for rank 0, which comes and goes on: no error.
+
+    Rank 0 then waits for rank 1 on another communicator, and sees it waiting for a call
+    that it has made long ago.
+    """
     first, second = ranks.join(), ranks.join()
-    if ranks.rank == 0:
+    array = np.full(4, ranks.rank, np.float32)
+    helper = None
+    if ranks.rank == 1:
         pid = os.getpid()
-        # Wakes this process up after it has stopped.
         if (helper := os.fork()) == 0:
             time.sleep(SLOW_S)
             os.kill(pid, signal.SIGSTOP)
@@ -134,9 +139,10 @@ def stopped_rank(ranks: Ranks) -> None:
             os._exit(0)
     else:
         time.sleep(1.5 * SLOW_S)
-    sum_ones(first)
+    first.broadcast(array, array)
     sum_ones(second)
-    if ranks.rank == 0:
+    assert (array == 0).all()
+    if helper is not None:
         os.waitpid(helper, 0)
 
 

@@ -102,7 +102,7 @@ def allreduce_arrays(cp, name, *options):
                 expect(np.allclose(got, mean, rtol=rtol, atol=rtol), step, got, mean)
             bits = WORLD.allgather([result.get().tobytes() for result in results])
             expect(all(other == bits[0] for other in bits), "bits differ")
-        kernels = comm.nccl_device.kernels
+        kernels = comm.nccl.device.kernels
         n_buckets = kernels.n_launches // 10
         expect(kernels.n_launches == 10 * n_buckets, kernels.n_launches)
         tell(f"launches {kernels.n_launches} bytes {kernels.n_bytes}")
