@@ -48,7 +48,8 @@ def choose_device(comm: Any, gpu: bool = True) -> chainer.backend.Device:
 def why_no_gpu(number: int) -> str | None:
     """Return why this process cannot use the GPU of a number; ``None`` if it can."""
     if not cuda.available:
-        return f"no GPU: CuPy cannot be imported ({cuda._resolution_error}); {_INSTALL}"
+        reason = " ".join(str(cuda._resolution_error).split())
+        return f"no GPU: CuPy cannot be imported ({reason}); {_INSTALL}"
     runtime = cuda.cupy.cuda.runtime
     try:
         n_devices = runtime.getDeviceCount()

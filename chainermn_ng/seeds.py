@@ -20,6 +20,7 @@ import numpy as np
 from chainer.backends import cuda
 
 from chainermn_ng.communicators.factory import engine_of
+from chainermn_ng.devices import why_no_gpu
 
 _SHARED = 0
 _PER_RANK = 1
@@ -29,8 +30,8 @@ def set_seed(seed: int, comm: Any = None) -> None:
     """Seed the generators of this rank, differently on each rank. Collective.
 
     Those are Python's ``random``, NumPy's global one, and CuPy's on the current
-    device if there is one. Chainer draws dropout masks and the order of samples from
-    the last two.
+    device if there is one: choose the device before. Chainer draws dropout masks and
+    the order of samples from the last two.
 
     Args:
         seed: from 0 to 2**32 - 1, the same on all ranks.
@@ -69,20 +70,19 @@ def shared_seed(seed: int) -> Iterator[None]:
     """
     words = _derived(_checked(seed), _SHARED, 0)
     python_state, numpy_state = random.getstate(), np.random.get_state()
-    cupy_state = _cupy_state()
-    if cupy_state is not None:
+    cupy_random = _cupy_random()
+    if cupy_random is not None:
         # Seeding changes the generator in place; the block gets one of its own.
-        cuda.cupy.random.generator.set_random_state(
-            cuda.cupy.random.RandomState(words[2])
-        )
+        cupy_state = cupy_random.get_random_state()
+        cupy_random.set_random_state(cupy_random.RandomState(words[2]))
     _seed_host(words)
     try:
         yield
     finally:
         random.setstate(python_state)
         np.random.set_state(numpy_state)
-        if cupy_state is not None:
-            cuda.cupy.random.generator.set_random_state(cupy_state)
+        if cupy_random is not None:
+            cupy_random.set_random_state(cupy_state)
 
 
 def _derived(seed: int, purpose: int, rank: int) -> list[int]:
@@ -105,11 +105,11 @@ def _seed_host(words: list[int]) -> None:
 
 def _seed_all(words: list[int]) -> None:
     _seed_host(words)
-    if cuda.available:
-        cuda.cupy.random.seed(words[2])
+    cupy_random = _cupy_random()
+    if cupy_random is not None:
+        cupy_random.seed(words[2])
 
 
-def _cupy_state() -> Any:
-    if not cuda.available:
-        return None
-    return cuda.cupy.random.generator.get_random_state()
+def _cupy_random() -> Any:
+    """Return ``cupy.random`` where there is a GPU; CuPy alone has no generators."""
+    return cuda.cupy.random if why_no_gpu(0) is None else None

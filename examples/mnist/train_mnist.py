@@ -72,8 +72,8 @@ def main():
         args.epoch = 2
 
     comm = chainermn_ng.create_communicator(args.communicator)
-    chainermn_ng.set_seed(args.seed, comm)
     device = chainermn_ng.choose_device(comm, gpu=args.gpu)
+    chainermn_ng.set_seed(args.seed, comm)
     model = L.Classifier(MLP(args.unit, 10))
     model.to_device(device)
     optimizer = chainer.optimizers.Adam()

@@ -1,5 +1,6 @@
 import contextlib
 import random
+import types
 
 import chainer.functions as F
 import numpy as np
@@ -8,6 +9,7 @@ from helpers.chainer_models import same_on_all_ranks
 from helpers.errors import assert_all_raise
 from helpers.ranks import assert_all_ranks
 
+from chainermn_ng import seeds
 from chainermn_ng.seeds import set_seed, shared_seed
 from communicators import MismatchError
 
@@ -61,4 +63,57 @@ def test_bad_seeds_are_errors_on_all(comm):
     assert_all_raise(comm, lambda: set_seed(-1, comm), ValueError, "-1")
     assert_all_raise(comm, lambda: set_seed("x", comm), TypeError)
     with pytest.raises(ValueError, match="4294967296"), shared_seed(2**32):
+        pass
+
+
+class CupyRandom:
+    """What ``cupy.random`` offers for the current device, drawn by NumPy."""
+
+    RandomState = np.random.RandomState
+
+    def __init__(self):
+        self.state = self.RandomState(77)
+
+    def get_random_state(self):
+        return self.state
+
+    def set_random_state(self, state):
+        self.state = state
+
+    def seed(self, seed):
+        self.state.seed(seed)
+
+    def rand(self):
+        return self.state.rand()
+
+
+@pytest.fixture
+def cupy_random(monkeypatch):
+    """Pretend that there is one GPU."""
+    module = CupyRandom()
+    cuda = types.SimpleNamespace(cupy=types.SimpleNamespace(random=module))
+    monkeypatch.setattr(seeds, "cuda", cuda)
+    monkeypatch.setattr(seeds, "why_no_gpu", lambda number: None)
+    return module
+
+
+@pytest.mark.parallel([1, 2])
+def test_cupy_draws_apart_outside_and_alike_inside_of_the_block(comm, cupy_random):
+    set_seed(5, comm)
+    with shared_seed(9):
+        inside = cupy_random.rand()
+    outside = cupy_random.rand()
+    set_seed(5, comm)
+    assert_all_ranks(comm, cupy_random.rand() == outside)
+    assert_all_ranks(comm, len(set(comm.allgather_obj(inside))) == 1)
+    assert_all_ranks(comm, len(set(comm.allgather_obj(outside))) == comm.size)
+
+
+@pytest.mark.parallel([1, 2])
+def test_cupy_without_a_gpu_is_left_alone(comm, cupy_random, monkeypatch):
+    monkeypatch.setattr(seeds, "why_no_gpu", lambda number: "no driver")
+    # On such a machine each of its functions fails.
+    monkeypatch.setattr(seeds.cuda.cupy, "random", None)
+    set_seed(5, comm)
+    with shared_seed(9):
         pass

@@ -100,6 +100,7 @@ def steps() -> list[Step]:
         Step("kernels", "pack and unpack kernels", 90, lambda: _kernels("check")),
         Step("ranks-2", "2 ranks on the device", 90, _two_ranks),
         Step("ranks-4", "4 ranks on the device", 120, _four_ranks),
+        Step("chainer", "Chainer's functions on CuPy", 75, _chainer),
         Step("training-1", "training, NCCL, float32", 60, lambda: _train(1, "float32")),
         Step(
             "training-1-half",
@@ -201,6 +202,10 @@ def _two_ranks() -> Command:
 
 def _four_ranks() -> Command:
     return _on_emulator(4, [str(ON_GPU), "cuda", *calls_of_four_ranks()], "pynccl")
+
+
+def _chainer() -> Command:
+    return _python("-W", "error", PROGRAMS / "chainer_on_gpu.py", "gpu")
 
 
 def _train(n_ranks: int, wire: str, *options: str) -> Command:
