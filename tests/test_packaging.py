@@ -106,7 +106,7 @@ def test_requirements_are_the_imports(metadata):
 def test_requirements_have_lower_bounds_only(metadata):
     groups = [metadata["install_requires"], *metadata["extras_require"].values()]
     for requirement in itertools.chain.from_iterable(groups):
-        assert re.fullmatch(r"[\w-]+>=[\d.]+", requirement), requirement
+        assert re.fullmatch(r"[\w-]+(\[\w+\])?>=[\d.]+", requirement), requirement
     assert metadata["python_requires"] == ">=3.11"
 
 

@@ -19,6 +19,7 @@ AFTER = "examples/mnist/train_mnist.py"
 DOCUMENTS = [
     README,
     REPOSITORY / "CONTRIBUTING.md",
+    REPOSITORY / "docs" / "gpu_evidence.md",
     *sorted((REPOSITORY / "docs" / "source").rglob("*.md")),
 ]
 _DIFF = re.compile(r"(?<=```diff\n).*?(?=^```$)", re.DOTALL | re.MULTILINE)

@@ -35,5 +35,6 @@ def read(output: str) -> Iterator[tuple[str, Sequence[str]]]:
 
 
 def _tell(table: str, cells: Sequence[str]) -> None:
-    # In one piece: the lines of several ranks must not mix.
-    print(f"{_PREFIX}{json.dumps([table, cells])}\n", end="", flush=True)
+    # In one piece: the lines of several ranks must not mix. What was printed last may
+    # lack its end of line, as progress bars do.
+    print(f"\n{_PREFIX}{json.dumps([table, cells])}\n", end="", flush=True)

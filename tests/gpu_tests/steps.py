@@ -173,7 +173,7 @@ def _joined(calls: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _environment() -> Command:
-    return _python(PROGRAMS / "environment.py")
+    return _python(PROGRAMS / "environment.py", "cuda")
 
 
 def _one_rank(binding: str) -> Command:

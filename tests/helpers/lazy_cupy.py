@@ -397,6 +397,9 @@ class Device:
                     stream.step()
 
 
+_PROPERTIES = {"name": b"lazy", "totalGlobalMem": 0, "major": 0, "minor": 0}
+
+
 def memcpy_async(target: int, source: int, nbytes: int, kind: int, stream: int) -> None:
     """Enqueue a copy between any two places."""
     assert kind == 4
@@ -531,6 +534,7 @@ def install(device_id: int, compile_host: Callable[[str], Any]) -> Any:
     current_device = device_id
     RawModule.compile_host = staticmethod(compile_host)
     module = types.ModuleType("cupy")
+    module.__version__ = "lazy"  # type: ignore[attr-defined]
     for item in (ndarray, empty, zeros, asarray, ascontiguousarray, isnan, where):
         setattr(module, item.__name__, item)
     module.RawModule = RawModule  # type: ignore[attr-defined]
@@ -538,7 +542,10 @@ def install(device_id: int, compile_host: Callable[[str], Any]) -> Any:
         setattr(module, function.__name__, _ufunc(function))
     runtime = types.SimpleNamespace(
         getDevice=lambda: current_device,
+        getDeviceProperties=lambda i: dict(_PROPERTIES),
         deviceGetPCIBusId=lambda i: f"0000:{i:02x}:00.0",
+        driverGetVersion=lambda: 13000,
+        runtimeGetVersion=lambda: 13000,
         memcpyAsync=memcpy_async,
         memcpyDefault=4,
         eventQuery=lambda pointer: 0 if Event.by_pointer[pointer].done else 600,
@@ -552,6 +559,7 @@ def install(device_id: int, compile_host: Callable[[str], Any]) -> Any:
         alloc_pinned_memory=alloc_pinned_memory,
         get_current_stream=get_current_stream,
         get_elapsed_time=get_elapsed_time,
+        nvrtc=types.SimpleNamespace(getVersion=lambda: (13, 0)),
         runtime=runtime,
     )
     sys.modules["cupy"] = module
