@@ -86,6 +86,11 @@ class CommunicatorBase:
 
     After the first two the ranks are in step again and may go on.
 
+    Arrays are NumPy's, or CuPy's on one GPU a rank (and others' that have
+    ``__cuda_array_interface__``), not both in one call; results are of the same kind.
+    On GPUs the work is enqueued: results are ready on CuPy's current stream, not on
+    the host, and inputs must be ready there.
+
     Args:
         mpi_comm: mpi4py communicator of the ranks; ``None`` for MPI's world.
         topology: pretended topology (see :meth:`Topology.parse`), or ``None``: what
@@ -461,7 +466,8 @@ class CommunicatorBase:
         """Send an array, or a tuple of arrays, to one rank.
 
         Args:
-            data: NumPy arrays of any shape, layout and fixed-size dtype.
+            data: arrays of any shape, layout and fixed-size dtype. GPU arrays go
+                through host memory, and arrive on the receiver's GPU.
             dest: rank of the receiver, which calls :meth:`recv`.
             tag: 0 to 15999; the receiver gives the same.
 
@@ -552,8 +558,8 @@ class CommunicatorBase:
         """Reduce an array, or each of a tuple of arrays, over all ranks.
 
         Args:
-            data: NumPy arrays, same shapes and dtypes on all ranks; any layout, any
-                dtype that has the reduction; not changed.
+            data: arrays, same shapes and dtypes on all ranks; any layout, any dtype
+                that has the reduction; not changed.
             op: ``"sum"``, ``"mean"``, ``"max"``, ``"min"`` or ``"prod"``.
 
         Returns:
