@@ -177,7 +177,6 @@ class CommunicatorBase:
         self._objects = ObjectCollectives(self._messenger, self._agreement)
         self._reductions = ArrayReductions(self, self._agreement)
         self._many = ManyArrays(self, self._agreement)
-        #: Where its arrays may be.
         self.devices = DeviceChoice(self.device_types, self.bucket_bytes, MAX_IN_FLIGHT)
         self._groups: list[Group] = []
         self._mpi_transports: list[MpiTransport] = []
@@ -186,7 +185,6 @@ class CommunicatorBase:
         self._world_ring: Group | None = None
         real = Topology.from_names(messages.shared_memory_hosts(self.mpi_comm))
         self.real_host = real.inter_rank(self.rank)
-        #: What it does with NCCL.
         self.nccl = NcclSide(
             self.name or type(self).__qualname__,
             self.nccl_binding,
