@@ -72,15 +72,15 @@ class Phases:
         self,
         phase: str,
         function: Callable[..., Any],
-        stream_of: Callable[..., Any] = lambda *_args: None,
+        stream_of: Callable[..., int | None] = lambda *_args: None,
     ) -> Callable[..., Any]:
         """Return ``function`` with its calls timed.
 
         Args:
             phase: what they count as.
             function: to be called.
-            stream_of: given the arguments, the stream on which it works; ``None`` for
-                the current one.
+            stream_of: given the arguments, the pointer of the stream on which it works;
+                ``None`` for the current one.
         """
 
         @functools.wraps(function)
@@ -112,11 +112,14 @@ class Phases:
             for step in self._steps
         )
 
-    def _event(self, stream: Any) -> Any:
+    def _event(self, stream: int | None) -> Any:
         if self._cp is None:
             return None
         event = self._cp.cuda.Event()
-        event.record(stream)
+        if stream is None:
+            event.record()
+        else:
+            self._cp.cuda.runtime.eventRecord(event.ptr, stream)
         return event
 
 
@@ -158,17 +161,9 @@ def prepare(
     actual.update = phases.timed("update", actual.update)
     Agreement.check = phases.timed("agree", Agreement.check)
     NcclCommunicator.all_reduce = phases.timed(
-        "NCCL", NcclCommunicator.all_reduce, _stream_of(is_gpu)
+        "NCCL", NcclCommunicator.all_reduce, lambda *args: args[-1]
     )
     return step, sum(p.array.nbytes for p in model.params())
-
-
-def _stream_of(is_gpu: bool) -> Callable[..., Any]:
-    if not is_gpu:
-        return lambda *_args: None
-    import cupy
-
-    return lambda *args: cupy.cuda.ExternalStream(args[-1])
 
 
 def main() -> None:

@@ -68,14 +68,14 @@ def main() -> None:
     output, seconds = run_example(options + (["--gpu"] if device == "gpu" else []))
     (comm,) = made
     nccl = comm.engine.nccl
-    assert nccl is not None, "the gradients have not travelled by NCCL"
+    assert nccl.world is not None, "the gradients have not travelled by NCCL"
     if device == "gpu":
-        kernels = comm.engine.nccl.device.kernels
+        kernels = nccl.device.kernels
         assert kernels.n_launches > 0, "no kernel has packed the gradients"
     if comm.rank == 0:
         found = re.search(r"validation accuracy: ([\d.]+)", output)
         assert found is not None, "the example has not said how accurate it is"
-        binding = nccl.nccl.binding
+        binding = nccl.world.nccl.binding
         library = "NVIDIA's" if binding.memory == "cuda" else "emulated"
         is_double = "yes" if "--double-buffering" in options else "no"
         cells = (comm.size, library, wire, is_double, found[1], f"{seconds:.1f}")
