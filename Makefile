@@ -11,8 +11,10 @@
 PYTHON ?= python3
 VENV ?= .venv
 N ?= 4
-# Of make test-gpu: which CUDA the driver supports, cuda12 or cuda13.
+# Of make test-gpu: which CUDA the driver supports, cuda12 or cuda13. pip has an nvcc
+# for the newer one only.
 CUDA ?= cuda13
+EXTRAS_GPU = $(CUDA)$(if $(filter cuda13,$(CUDA)),$(,)gpu-test)
 
 # The other environments stand beside VENV: one with Open MPI, one with a newer
 # Python, one with NCCL's bindings, one with CUDA, one with Sphinx. The suite makes the
@@ -110,7 +112,7 @@ $(VENV_NCCL)/installed-nccl: $(METADATA)
 	$(call install,$(VENV_NCCL),$(PYTHON),mpich$(,)examples$(,)test$(,)nccl-test)
 
 $(VENV_GPU)/installed-gpu: $(METADATA)
-	$(call install,$(VENV_GPU),$(PYTHON),mpich$(,)examples$(,)test$(,)$(CUDA)$(,)pynccl)
+	$(call install,$(VENV_GPU),$(PYTHON),mpich$(,)examples$(,)test$(,)pynccl$(,)$(EXTRAS_GPU))
 
 $(VENV_DOCS)/installed-docs: $(METADATA)
 	$(call install,$(VENV_DOCS),$(PYTHON),mpich$(,)docs)

@@ -43,6 +43,8 @@ EXTRAS = {
         "nvidia-cuda-nvrtc>=13",
         "pynccl>=0.1.2",
     ],
+    # On a machine with a GPU: nvcc builds the emulated NCCL whose ranks share it.
+    "gpu-test": ["nvidia-cuda-nvcc>=13"],
     "lint": [
         "codespell>=2.3",
         "mypy>=1.13",

@@ -30,6 +30,7 @@ import numpy
 
 from chainermn_ng.compat.import_hook import Fix
 from chainermn_ng.compat.numpy_names import (
+    ModuleView,
     NumpyView,
     numpy_with_float,
     numpy_with_list_meshgrid,
@@ -84,10 +85,35 @@ def _know_todays_cupy(module: ModuleType) -> None:
 
 
 @_fixes("chainer.backends.cuda")
-def _no_advice_to_install_cudnn(module: ModuleType) -> None:
-    """CuPy 14 dropped cuDNN: Chainer's warning to install it would help nobody."""
+def _cupy_14(module: ModuleType) -> None:
+    """CuPy 14 dropped cuDNN, and deprecates ``scatter_add`` for ``add.at``.
+
+    Chainer's warning to install cuDNN would help nobody.
+    """
     if module.available and module._cupy_major >= 14:
         module.check_cuda_available._already_warned = True
+        module.cupyx = ModuleView(module.cupyx, {"scatter_add": module.cupy.add.at})
+
+
+@_fixes("chainer.functions.array.get_item")
+def _add_at_for_get_item(module: ModuleType) -> None:
+    """The gradient calls the method ``scatter_add`` of a CuPy array."""
+    original = module.GetItemGrad.forward
+
+    @functools.wraps(original)
+    def forward(self: Any, inputs: Any) -> Any:
+        xp = module.backend.get_array_module(*inputs)
+        if xp is numpy or not hasattr(xp.add, "at"):
+            return original(self, inputs)
+        chx = module.chainerx.ndarray
+        slices = tuple(
+            module.backend.from_chx(s) if isinstance(s, chx) else s for s in self.slices
+        )
+        gradient = xp.zeros(self._in_shape, inputs[0].dtype)
+        xp.add.at(gradient, slices, inputs[0])
+        return (gradient,)
+
+    module.GetItemGrad.forward = forward
 
 
 @_fixes("chainer.variable")

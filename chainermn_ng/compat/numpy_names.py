@@ -1,32 +1,44 @@
-"""A view of NumPy that still has the names which Chainer uses and NumPy dropped."""
+"""Views of modules that still have the names which Chainer uses and they dropped."""
 
 from __future__ import annotations
 
 import types
 from collections.abc import Mapping
+from types import ModuleType
 from typing import Any
 
 import numpy
 
 
-class NumpyView:
-    """NumPy with a few names of its own; the real module stays as it is.
+class ModuleView:
+    """A module with a few names of its own; the real module stays as it is.
+
+    Args:
+        module: the real one.
+        names: what this view answers itself; all else comes from the module.
+    """
+
+    def __init__(self, module: ModuleType, names: Mapping[str, Any]) -> None:
+        vars(self).update(names, _module=module)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(vars(self)["_module"], name)
+
+    def __repr__(self) -> str:
+        names = [name for name in vars(self) if name != "_module"]
+        module = vars(self)["_module"].__name__
+        return f"<{module} with {', '.join(names)} for Chainer>"
+
+
+class NumpyView(ModuleView):
+    """NumPy with a few names of its own.
 
     Chainer's modules get it in place of their global ``numpy`` or ``np``. It serves
     only modules that never ask ``xp is numpy``, since it is not that module.
-
-    Args:
-        names: what this view answers itself; all else comes from NumPy.
     """
 
     def __init__(self, names: Mapping[str, Any]) -> None:
-        vars(self).update(names)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(numpy, name)
-
-    def __repr__(self) -> str:
-        return f"<NumPy with {', '.join(vars(self))} for Chainer>"
+        super().__init__(numpy, names)
 
 
 # numpy.sctypes, as far as Chainer reads it (as_strided). NumPy kept longdouble last.

@@ -226,13 +226,54 @@ def test_training_keeps_its_dtype(dtype, name):
         assert np.isfinite(parameter.array).all()
 
 
+def cuda_module(major):
+    """Return what the fix changes of chainer.backends.cuda, with that CuPy."""
+    return types.SimpleNamespace(
+        available=True,
+        _cupy_major=major,
+        check_cuda_available=lambda: None,
+        cupy=np,
+        cupyx=types.SimpleNamespace(scatter_add="deprecated", rsqrt="kept"),
+    )
+
+
 @pytest.mark.parametrize(("major", "silent"), [(13, False), (14, True)])
 def test_no_advice_to_install_cudnn_where_cupy_has_none(major, silent):
-    def check():
-        pass
-
-    module = types.SimpleNamespace(
-        available=True, _cupy_major=major, check_cuda_available=check
-    )
+    module = cuda_module(major)
     compat.FIXES["chainer.backends.cuda"](module)
+    check = module.check_cuda_available
     assert getattr(check, "_already_warned", False) is silent
+
+
+def test_cupy_adds_at_indices_without_its_deprecated_function():
+    module = cuda_module(14)
+    cupyx = module.cupyx
+    compat.FIXES["chainer.backends.cuda"](module)
+    array = np.zeros(3)
+    module.cupyx.scatter_add(array, [0, 2, 2], 1.0)
+    assert array.tolist() == [1, 0, 2]
+    assert module.cupyx.rsqrt == "kept"
+    assert cupyx.scatter_add == "deprecated"
+    older = cuda_module(13)
+    compat.FIXES["chainer.backends.cuda"](older)
+    assert older.cupyx.scatter_add == "deprecated"
+
+
+@pytest.mark.parametrize(
+    "slices", [(0,), (slice(1, None), 2), ([0, 2, 2],), ([0, 2, 2], [1, 1, 1])]
+)
+def test_the_gradient_of_get_item_needs_no_scatter_add(monkeypatch, slices):
+    from chainer.functions.array import get_item
+
+    from chainermn_ng.compat.numpy_names import NumpyView
+
+    x = np.arange(12, dtype="f").reshape(3, 4)
+    gy = np.ones_like(x[slices])
+    expected = np.zeros_like(x)
+    np.add.at(expected, slices, gy)
+    # A module that is not NumPy, as CuPy: its arrays have no scatter_add.
+    backend = types.SimpleNamespace(get_array_module=lambda *arrays: NumpyView({}))
+    monkeypatch.setattr(get_item, "backend", backend)
+    (got,) = get_item.GetItemGrad(slices, x.shape).forward((gy,))
+    assert got.dtype == x.dtype
+    assert np.array_equal(got, expected)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import fcntl
 import hashlib
+import importlib.util
 import os
 import pathlib
 import shutil
@@ -38,10 +39,17 @@ class CannotBuildError(RuntimeError):
 def find_compiler(kind: str) -> str | None:
     """Return the compiler for a kind of library, None where there is none."""
     if kind == "cuda":
-        default = "/usr/local/cuda/bin/nvcc"
-        return shutil.which("nvcc") or shutil.which(default)
-    names = [os.environ.get("CC"), "cc", "gcc"]
-    return next(filter(None, (shutil.which(name) for name in names if name)), None)
+        names = ["nvcc", *_nvcc_of_pip(), "/usr/local/cuda/bin/nvcc"]
+    else:
+        names = [os.environ.get("CC") or "cc", "cc", "gcc"]
+    return next(filter(None, map(shutil.which, names)), None)
+
+
+def _nvcc_of_pip() -> list[str]:
+    """Return where the package nvidia-cuda-nvcc has put nvcc, if it is installed."""
+    spec = importlib.util.find_spec("nvidia")
+    roots = spec.submodule_search_locations if spec else None
+    return [str(p) for r in roots or () for p in pathlib.Path(r).glob("cu*/bin/nvcc")]
 
 
 def sources(kind: str) -> list[pathlib.Path]:
@@ -61,8 +69,9 @@ def compile_command(kind: str, output: pathlib.Path) -> list[str]:
         raise ValueError(f"no kind {kind!r} of the emulator; known: {', '.join(KINDS)}")
     compiler = find_compiler(kind)
     if compiler is None:
-        needed = "nvcc (CUDA toolkit)" if kind == "cuda" else "a C compiler (cc or gcc)"
-        raise CannotBuildError(f"the NCCL emulator ({kind}) needs {needed} on PATH")
+        needed = "nvcc (CUDA toolkit, or pip install nvidia-cuda-nvcc)"
+        needed = needed if kind == "cuda" else "a C compiler (cc or gcc) on PATH"
+        raise CannotBuildError(f"the NCCL emulator ({kind}) needs {needed}")
     files = [str(path) for path in sources(kind)]
     if kind == "cuda":
         # The runtime is linked in: the library needs nothing but the driver. The
