@@ -13,7 +13,7 @@ from communicators.devices.device import Device
 from communicators.devices.kinds import CPU, GPU, as_array
 from communicators.dtypes import Array, check_fixed_size
 from communicators.errors import CommunicatorError, MismatchError
-from communicators.roads import MpiRoad, NcclRoad, Road, to_bytes
+from communicators.roads import HostRoad, MpiRoad, NcclRoad, Road, to_bytes, to_host
 
 if TYPE_CHECKING:
     from communicators.agreement import Agreement
@@ -123,7 +123,7 @@ class ArrayCollectives:
             # The receiver waits for this message; it gets the reason instead.
             self._messenger.send((None, str(error)), [], dest, tag)
             raise
-        views = [to_bytes(_to_host(array)) for array in arrays]
+        views = [to_bytes(to_host(array)) for array in arrays]
         self._messenger.send((header, None), views, dest, tag)
 
     def recv(self, source: int, tag: int) -> Any:
@@ -200,6 +200,8 @@ class ArrayCollectives:
         device = self._device(operation, kinds[0] if kinds else CPU)
         if not device.uses_nccl:
             return MpiRoad(self._messenger)
+        if self._comm.nccl.world is None:
+            return HostRoad(self._messenger, device)
         return NcclRoad(self._comm.nccl, device)  # type: ignore[arg-type]
 
     def _device(self, operation: str, kind: str) -> Device:
@@ -211,7 +213,7 @@ class ArrayCollectives:
             device = devices.of_kind(kind, operation)
         except CommunicatorError as failure:
             error = failure
-        if self._comm.nccl.world is None:
+        if not self._comm.nccl.is_open:
             # Where only the root has arrays, the others learn of the GPU just now, and
             # may have none.
             self._comm.agree(f"{operation} of GPU arrays", error=error)
@@ -233,9 +235,3 @@ class ArrayCollectives:
             incoming += [(source, array) for array in arrays]
         road.exchange(outgoing, incoming, operation)
         return tuple(received)
-
-
-def _to_host(array: Any) -> Array:
-    """Return the array in host memory. Waits for the current stream."""
-    host: Array = array if isinstance(array, np.ndarray) else array.get()
-    return host

@@ -89,16 +89,15 @@ class ArrayReductions:
         self, device: Any, array: Any, dtype: np.dtype[Any], op: str
     ) -> Any:
         wide = accumulation_dtype(dtype)
-        if not is_native(wide, _kind(op)):
-            # Rare dtypes: each rank reduces its own rows of all ranks' data.
+        nccl = self._comm.nccl.world
+        if nccl is None or not is_native(wide, _kind(op)):
+            # Rare dtypes, or no NCCL over all ranks: of the whole result one block.
             whole = self._reduced_by_nccl(device, array, dtype, op)
             return whole.reshape(self._comm.size, -1)[self._comm.rank]
         flat = device.xp.empty(array.size, wide)
         flat[...] = array.reshape(-1)
         if not array.size:
             return flat
-        nccl = self._comm.nccl.world
-        assert nccl is not None
         steps = nccl.reduce_scatter(device.wrap(flat), _kind(op), 0)
         own = self._comm.start_steps(steps).wait()
         device.wait_for(own)

@@ -86,6 +86,11 @@ class CommunicatorBase:
 
     After the first two the ranks are in step again and may go on.
 
+    Arrays are NumPy's, or CuPy's on one GPU a rank (and others' that have
+    ``__cuda_array_interface__``), not both in one call; results are of the same kind.
+    On GPUs the work is enqueued: results are ready on CuPy's current stream, not on
+    the host, and inputs must be ready there.
+
     Args:
         mpi_comm: mpi4py communicator of the ranks; ``None`` for MPI's world.
         topology: pretended topology (see :meth:`Topology.parse`), or ``None``: what
@@ -111,12 +116,18 @@ class CommunicatorBase:
             ``"cpu"`` (NumPy), ``"gpu"`` (CuPy, and what has
             ``__cuda_array_interface__``). Single NumPy arrays, such as metrics, are
             reduced by all.
+        nccl_spans_hosts: whether there is NCCL over all ranks. If not, only groups
+            have it, and other collectives on GPU arrays go through host memory.
+        devices: where its arrays may be.
+        nccl: what it does with NCCL.
+        nccl_binding: the name of the binding.
         real_host: number of the machine that this rank runs on, never pretended;
             counts the hosts of this communicator.
     """
 
     name: str = ""
     device_types: tuple[str, ...] = ("cpu",)
+    nccl_spans_hosts: bool = True
 
     def __init__(
         self,
@@ -143,18 +154,22 @@ class CommunicatorBase:
         self.allreduce_grad_dtype = parse_wire_dtype(allreduce_grad_dtype)
         # One that is only the default need not be there until it is used.
         self._given_binding = nccl_binding
-        self.nccl_binding = nccl_binding or nccl_bindings.default_name()
+        self.nccl_binding = nccl_bindings.BINDINGS[0]
+        if error is None:
+            self.nccl_binding = nccl_binding or nccl_bindings.default_name()
         messages = load("messages")
         self.mpi_comm = messages.world() if mpi_comm is None else mpi_comm
         self._lock = threading.RLock()
         self._messenger = messages.Messenger(self.mpi_comm, timeout_s)
         self._agreement = Agreement(self._messenger)
         leaving.enter(self._agreement)
+        by_nccl = error is None and nccl_takes_host_memory()
         # Before anything that MPI does without a time limit.
         self.agree(
             f"create_communicator {self.name or type(self).__qualname__}",
             f"allreduce_grad_dtype={self.allreduce_grad_dtype}, "
-            f"bucket_bytes={self.bucket_bytes}, nccl_binding={self.nccl_binding}",
+            f"bucket_bytes={self.bucket_bytes}, nccl_binding={self.nccl_binding}"
+            f"{', NumPy arrays by NCCL' if by_nccl else ''}",
             error=error,
         )
         self._progress = load("progress").Progress(timeout_s, self._messenger.give_up)
@@ -162,7 +177,6 @@ class CommunicatorBase:
         self._objects = ObjectCollectives(self._messenger, self._agreement)
         self._reductions = ArrayReductions(self, self._agreement)
         self._many = ManyArrays(self, self._agreement)
-        #: Where its arrays may be.
         self.devices = DeviceChoice(self.device_types, self.bucket_bytes, MAX_IN_FLIGHT)
         self._groups: list[Group] = []
         self._mpi_transports: list[MpiTransport] = []
@@ -171,13 +185,13 @@ class CommunicatorBase:
         self._world_ring: Group | None = None
         real = Topology.from_names(messages.shared_memory_hosts(self.mpi_comm))
         self.real_host = real.inter_rank(self.rank)
-        #: What it does with NCCL.
         self.nccl = NcclSide(
             self.name or type(self).__qualname__,
             self.nccl_binding,
             self._messenger,
             self._agreement,
             self.real_host,
+            spans_hosts=self.nccl_spans_hosts,
         )
         remember_local_rank(
             real, messages.world_ranks(self.mpi_comm), self.rank, messages.world()
@@ -450,7 +464,8 @@ class CommunicatorBase:
         """Send an array, or a tuple of arrays, to one rank.
 
         Args:
-            data: NumPy arrays of any shape, layout and fixed-size dtype.
+            data: arrays of any shape, layout and fixed-size dtype. GPU arrays go
+                through host memory, and arrive on the receiver's GPU.
             dest: rank of the receiver, which calls :meth:`recv`.
             tag: 0 to 15999; the receiver gives the same.
 
@@ -541,8 +556,8 @@ class CommunicatorBase:
         """Reduce an array, or each of a tuple of arrays, over all ranks.
 
         Args:
-            data: NumPy arrays, same shapes and dtypes on all ranks; any layout, any
-                dtype that has the reduction; not changed.
+            data: arrays, same shapes and dtypes on all ranks; any layout, any dtype
+                that has the reduction; not changed.
             op: ``"sum"``, ``"mean"``, ``"max"``, ``"min"`` or ``"prod"``.
 
         Returns:
@@ -725,8 +740,11 @@ class CommunicatorBase:
         is_over = self._messenger.is_broken or messages.is_finalized()
         if is_over:
             leaving.close(self._agreement)
-        elif leaving.close(self._agreement):
+        elif leaving.is_open(self._agreement):
+            # Open until all ranks have come: one that meets the others in another
+            # operation here must meet them once more at the end of the program.
             self.agree(FINALIZE)
+            leaving.close(self._agreement)
             for held in self._held:
                 held.finalize()
         else:

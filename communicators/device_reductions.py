@@ -123,7 +123,8 @@ def _gather_and_reduce(
     comm: CommunicatorBase, device: NcclDevice, buffer: DeviceBuffer, op: str
 ) -> Reduction:
     nccl = comm.nccl.world
-    assert nccl is not None
+    if nccl is None:
+        return _reduce_through_host(comm, device, buffer, op)
     own = device.view(buffer)
     rows = device.xp.empty((comm.size, buffer.size), buffer.dtype)
     everything = device.wrap(rows)
@@ -136,3 +137,13 @@ def _gather_and_reduce(
             combine(own, row, out=own)
 
     return Reduction(device, everything, None, finish)
+
+
+def _reduce_through_host(
+    comm: CommunicatorBase, device: NcclDevice, buffer: DeviceBuffer, op: str
+) -> Reduction:
+    host = comm.nccl.to_host(buffer)
+    steps = comm.world_ring().mpi.all_reduce(host, op, comm.next_tag())
+    comm.start_steps(steps).wait()
+    device.copy_from_host(host, buffer)
+    return Reduction(device, buffer, None)

@@ -32,6 +32,11 @@ def enter(agreement: Agreement) -> None:
     _open.append(agreement)
 
 
+def is_open(agreement: Agreement) -> bool:
+    """Tell whether :func:`enter` has been called and not been taken back."""
+    return agreement in _open
+
+
 def close(agreement: Agreement) -> bool:
     """Take back :func:`enter`; tell whether there was anything to take back."""
     if agreement not in _open:

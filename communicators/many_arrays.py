@@ -13,6 +13,7 @@ from communicators.arguments import check_root
 from communicators.array_reductions import check_device
 from communicators.buckets import ArraySpec, Bucket, plan_buckets
 from communicators.device_reductions import start_reduction
+from communicators.devices.buffer import DeviceBuffer
 from communicators.devices.device import Device
 from communicators.devices.kinds import as_array, kind_of
 from communicators.dtypes import (
@@ -150,20 +151,34 @@ class ManyArrays:
     def _bcast_by_nccl(self, device: Device, arrays: Sequence[Any], root: int) -> None:
         """Broadcast buckets, each made and undone by one kernel."""
         nccl = self._comm.nccl.world
-        assert nccl is not None
         specs = [ArraySpec.of(array) for array in arrays]
         # The bytes of an array as they are, whatever they mean.
         for bucket in plan_buckets(
-            [(i, spec.n_elems, spec.dtype) for i, spec in enumerate(specs)],
+            [(i, s.n_elems, s.dtype) for i, s in enumerate(specs) if s.nbytes],
             self._comm.bucket_bytes,
         ):
             buffer = device.take(bucket.n_elems, bucket.dtype, 1)
             if self._comm.rank == root:
                 device.pack(bucket, arrays, buffer)
-            self._comm.start_steps(nccl.broadcast(buffer, 0, root)).wait()
+            if nccl is not None:
+                self._comm.start_steps(nccl.broadcast(buffer, 0, root)).wait()
+            else:
+                self._bcast_through_host(buffer, root)
             if self._comm.rank != root:
                 device.unpack(bucket, arrays, buffer)
             device.give_back(buffer)
+
+    def _bcast_through_host(self, buffer: DeviceBuffer, root: int) -> None:
+        side = self._comm.nccl
+        if self._comm.rank == root:
+            host = side.to_host(buffer)
+        else:
+            host = side.device.host_buffer(buffer.size, buffer.dtype)
+        ring = self._comm.world_ring().mpi
+        data = host.view(np.uint8)
+        steps = ring.broadcast(data, self._comm.next_tag(), root)
+        self._comm.start_steps(steps).wait()
+        side.device.copy_from_host(host, buffer)
 
     def _reduce(
         self,
@@ -283,6 +298,14 @@ def _default_names(arrays: Sequence[Any], names: Sequence[str] | None) -> Sequen
 def _check_names(names: Sequence[str], arrays: Sequence[Any], label: str) -> None:
     if len(names) != len(arrays):
         raise ValueError(f"{label}: {len(names)} names for {len(arrays)} arrays")
+    seen: dict[int, str] = {}
+    for name, array in zip(names, arrays, strict=True):
+        if not isinstance(array, ArraySpec) and id(array) in seen:
+            raise ValueError(
+                f"{label}: {seen[id(array)]} and {name} are the same array, which is "
+                "written in place; give it once"
+            )
+        seen[id(array)] = name
 
 
 def _check_writable(name: str, array: Any, label: str) -> None:

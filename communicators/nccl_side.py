@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from communicators import leaving
+from communicators.devices.buffer import DeviceBuffer
 from communicators.devices.device import Device, NcclDevice
+from communicators.dtypes import Array
 from communicators.transports import load
 
 if TYPE_CHECKING:
@@ -16,6 +19,23 @@ if TYPE_CHECKING:
     from communicators.transports.messages import Messenger
     from communicators.transports.nccl import NcclTransport
     from communicators.transports.nccl_session import NcclSession
+
+
+# Called before each collective on device arrays, of whatever communicator.
+_before_use: list[weakref.WeakMethod[Callable[[], None]]] = []
+
+
+def call_before_use(method: Callable[[], None]) -> None:
+    """Let a method be called before each collective on device arrays.
+
+    Two NCCL communicators of one process must not be used in another order than on the
+    other ranks. Who uses one in the background waits there for its operations to end.
+
+    Args:
+        method: of an object that is not kept alive by this.
+    """
+    _before_use[:] = [waiting for waiting in _before_use if waiting() is not None]
+    _before_use.append(weakref.WeakMethod(method))
 
 
 class GroupEntry(NamedTuple):
@@ -38,6 +58,7 @@ class NcclSide:
         messenger: of the communicator.
         agreement: of the communicator.
         real_host: number of this rank's machine.
+        spans_hosts: whether there is NCCL over all ranks, or in groups only.
     """
 
     def __init__(
@@ -47,8 +68,11 @@ class NcclSide:
         messenger: Messenger,
         agreement: Agreement,
         real_host: int,
+        *,
+        spans_hosts: bool,
     ) -> None:
         self._name = name
+        self._spans_hosts = spans_hosts
         self._binding_name = binding_name
         self._messenger = messenger
         self._agreement = agreement
@@ -56,7 +80,6 @@ class NcclSide:
         self._session: NcclSession | None = None
         self._entries: list[GroupEntry] = []
         self._followers: list[NcclSide] = []
-        self._before_use: list[Callable[[], None]] = []
 
     def open(self, device: Device) -> Device:
         """Be ready for arrays on a device. Collective if it is one that needs NCCL.
@@ -75,8 +98,10 @@ class NcclSide:
         """
         if not device.uses_nccl:
             return device
-        for callback in self._before_use:
-            callback()
+        for waiting in list(_before_use):
+            callback = waiting()
+            if callback is not None:
+                callback()
         if self._session is None:
             self._session = self._set_up(device)
         self._session.raise_if_failed()
@@ -90,6 +115,7 @@ class NcclSide:
             self._messenger,
             self._agreement,
             self._real_host,
+            spans_hosts=self._spans_hosts,
         )
         try:
             for entry in self._entries:
@@ -129,19 +155,31 @@ class NcclSide:
         """Set up NCCL for another communicator of the same ranks when this one does."""
         self._followers.append(follower)
 
-    def before_use(self, callback: Callable[[], None]) -> None:
-        """Let ``callback`` be called before each collective on device arrays.
-
-        Two NCCL communicators of one process must not be used in another order than on
-        the other ranks. Who uses a second one in the background waits there for its
-        operations to end.
-        """
-        self._before_use.append(callback)
-
     @property
     def world(self) -> NcclTransport | None:
-        """NCCL over all ranks, once a device has been used."""
+        """NCCL over all ranks, if there is such, once a device has been used."""
         return None if self._session is None else self._session.world
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a device has been used."""
+        return self._session is not None
+
+    def to_host(self, buffer: DeviceBuffer) -> Array:
+        """Return a buffer's contents in memory of the host; wait for them there.
+
+        Raises:
+            NcclError: NCCL has failed meanwhile.
+            CommunicationTimeoutError: what fills the buffer did not end in time.
+        """
+        device = self.device
+        host = device.host_buffer(buffer.size, buffer.dtype)
+        copied = device.copy_to_host(buffer, host)
+        backoff = load("waiting").Backoff()
+        while not device.is_done(copied):
+            backoff.pause()
+            self.raise_if_failed()
+        return host
 
     @property
     def device(self) -> NcclDevice:
@@ -160,7 +198,7 @@ class NcclSide:
             CommunicationTimeoutError: an operation did not end within ``timeout_s``.
         """
         if self._session is not None:
-            self._session.raise_if_failed()
+            self._session.check()
 
     def close(self, *, ranks_are_together: bool) -> None:
         """Destroy the NCCL communicators; see :meth:`NcclSession.close`."""

@@ -1,4 +1,4 @@
-"""The two roads on which array collectives move arrays: MPI and NCCL."""
+"""The roads on which array collectives move arrays: MPI, NCCL, or both in turn."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from communicators.buckets import ArraySpec
 from communicators.dtypes import Array
 
 if TYPE_CHECKING:
-    from communicators.devices.device import NcclDevice
+    from communicators.devices.device import Device, NcclDevice
     from communicators.nccl_side import NcclSide
     from communicators.transports.messages import Messenger
 
@@ -65,6 +65,58 @@ class MpiRoad:
             [(source, to_bytes(array)) for source, array in incoming],
             operation,
         )
+
+
+class HostRoad:
+    """Arrays on a device, through host memory and MPI. For want of NCCL over all ranks.
+
+    Args:
+        messenger: of the communicator.
+        device: of the arrays.
+    """
+
+    def __init__(self, messenger: Messenger, device: Device) -> None:
+        self._mpi = MpiRoad(messenger)
+        self._device = device
+
+    def empty(self, spec: ArraySpec) -> Any:
+        with self._device.activate():
+            return self._device.xp.empty(spec.shape, spec.dtype)
+
+    def broadcast(self, array: Any, root: int, max_buf_len: int | None) -> None:
+        host = to_host(array)
+        self._mpi.broadcast(host, root, max_buf_len)
+        self._fill(array, host)
+
+    def exchange(
+        self,
+        outgoing: Sequence[tuple[int, Any]],
+        incoming: Sequence[tuple[int, Any]],
+        operation: str,
+    ) -> None:
+        into = [
+            (source, array, np.empty(array.shape, array.dtype))
+            for source, array in incoming
+        ]
+        self._mpi.exchange(
+            [(dest, to_host(array)) for dest, array in outgoing],
+            [(source, host) for source, _, host in into],
+            operation,
+        )
+        for _, array, host in into:
+            self._fill(array, host)
+
+    def _fill(self, array: Any, host: Array) -> None:
+        with self._device.activate():
+            if array is not host:
+                array[...] = self._device.xp.asarray(host)
+
+
+def to_host(array: Any) -> Array:
+    """Return an array in contiguous host memory. Waits for the current stream."""
+    host = array if isinstance(array, np.ndarray) else array.get()
+    contiguous: Array = np.ascontiguousarray(host).reshape(array.shape)
+    return contiguous
 
 
 class NcclRoad:

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, TypeVar
 
 import communicators
+from communicators.nccl_side import call_before_use
 
 _R = TypeVar("_R")
+
+_this_thread = threading.local()
+
+
+def _mark_this_thread() -> None:
+    _this_thread.is_background = True
 
 
 class Background:
@@ -45,8 +53,10 @@ class Background:
         twin = engine.split(0, engine.rank)
         assert twin is not None
         self.engine = engine.hold(twin, on_devices=False)
-        engine.nccl.before_use(self.wait_in_flight)
-        self._executor = ThreadPoolExecutor(1, "chainermn_ng-background")
+        call_before_use(self.wait_in_flight)
+        self._executor = ThreadPoolExecutor(
+            1, "chainermn_ng-background", initializer=_mark_this_thread
+        )
         # Weakly: a future holds its result, and the executor holds it until it is done.
         self._last: weakref.ref[Future[Any]] | None = None
 
@@ -62,6 +72,8 @@ class Background:
         Also on the device: a submitted function returns when its result is ready.
         Raises nothing; errors belong to those who submitted.
         """
+        if getattr(_this_thread, "is_background", False):
+            return  # it would wait for itself
         last = self._last() if self._last is not None else None
         if last is not None:
             wait([last])

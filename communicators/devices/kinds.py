@@ -74,4 +74,13 @@ def _cupy_view(item: object, operation: str) -> Any:
             f"{operation}: got a GPU array of {type(item).__module__}, and CuPy, which "
             f"takes it further, cannot be imported ({error})"
         ) from error
-    return item if isinstance(item, cupy.ndarray) else cupy.asarray(item)
+    if isinstance(item, cupy.ndarray):
+        return item
+    try:
+        return cupy.asarray(item)
+    except Exception as error:
+        # Whatever a foreign object, or CuPy without a driver, raises.
+        raise TypeError(
+            f"{operation}: CuPy cannot take the GPU array of {type(item).__module__}."
+            f"{type(item).__qualname__} ({type(error).__name__}: {error})"
+        ) from error

@@ -37,8 +37,8 @@ class NcclSession:
     """The NCCL communicators of one communicator's groups, on one device.
 
     Made at the first use of a device, by all ranks together. The NCCL communicator over
-    all ranks comes first; the groups' ones are split from it where the binding can,
-    else made with ids that travel by MPI.
+    all ranks comes first, if there is one; the groups' ones are split from it where the
+    binding can, else made with ids that travel by MPI.
 
     Args:
         name: the communicator's, for errors.
@@ -47,6 +47,7 @@ class NcclSession:
         messenger: of the communicator.
         agreement: of the communicator.
         real_host: number of this rank's machine.
+        spans_hosts: make an NCCL communicator over all ranks.
 
     Raises:
         UnavailableError: no binding or no NCCL on some rank, or one that cannot read
@@ -65,6 +66,8 @@ class NcclSession:
         messenger: Messenger,
         agreement: Agreement,
         real_host: int,
+        *,
+        spans_hosts: bool,
     ) -> None:
         self._name = name
         self.device = device
@@ -74,7 +77,12 @@ class NcclSession:
         self._communicators: list[NcclCommunicator] = []
         self._is_closed = False
         self.binding = self._agree_on_binding(binding_name)
-        self._check_devices(real_host)
+        # Lanes run at the same time only where NCCL keeps them in order.
+        self.has_lanes = (
+            version_parts(self.binding.version) >= _ORDERED_SINCE
+            and os.environ.get(_ORDER_VARIABLE) == "1"
+        )
+        self._streams = self._prepare_device(real_host)
         self._watchdog = Watchdog(
             messenger.timeout_s,
             is_done=self._is_done,
@@ -84,16 +92,11 @@ class NcclSession:
             end_job=lambda: abort(1),
         )
         messenger.raise_if_failed = self._watchdog.raise_if_failed
-        # Lanes run at the same time only where NCCL keeps them in order.
-        self.has_lanes = (
-            version_parts(self.binding.version) >= _ORDERED_SINCE
-            and os.environ.get(_ORDER_VARIABLE) == "1"
-        )
-        self._streams = [device.create_stream()]
-        if self.has_lanes:
-            self._streams.append(device.create_stream())
+        self.world: NcclTransport | None = None
         try:
-            self.world = NcclTransport(self, self._create_world(), "world", lane=0)
+            if spans_hosts:
+                world = self._create_world()
+                self.world = NcclTransport(self, world, "world", lane=0)
             self._agreement.check(_LABEL)
         except BaseException:
             self.close(ranks_are_together=False)
@@ -119,25 +122,39 @@ class NcclSession:
         assert found is not None
         return found
 
-    def _check_devices(self, real_host: int) -> None:
-        """Refuse two ranks on one device, for which NCCL may wait for ever."""
+    def _prepare_device(self, real_host: int) -> list[Any]:
+        """Make this rank's streams; refuse two ranks on one device.
+
+        NCCL may wait for ever for those.
+        """
+        identity, error = "", None
+        streams = []
+        try:
+            with self.device.activate():
+                identity = self.device.identity()
+                streams = [
+                    self.device.create_stream() for _ in range(1 + self.has_lanes)
+                ]
+        except Exception as failure:
+            # CUDA's own, which the other ranks may not know.
+            error = CommunicatorError(f"{type(failure).__name__}: {failure}")
+        self._agreement.check(_LABEL, error=error)
+        everyone = self._messenger.share((real_host, identity, str(self.device)))
         if self.binding.memory == "device":
-            return  # the emulator's ranks may share one
-        with self.device.activate():
-            mine = (real_host, self.device.identity(), str(self.device))
+            return streams  # the emulator's ranks may share one
         users: dict[tuple[int, str], list[int]] = {}
-        everyone = self._messenger.share(mine)
-        for rank, (host, identity, _) in enumerate(everyone):
-            users.setdefault((host, identity), []).append(rank)
-        for (_, identity), ranks in users.items():
+        for rank, (host, device, _) in enumerate(everyone):
+            users.setdefault((host, device), []).append(rank)
+        for (_, device), ranks in users.items():
             if len(ranks) > 1:
                 raise CommunicatorError(
                     f"{_LABEL}: ranks {', '.join(map(str, ranks))} of one host all use "
-                    f"{everyone[ranks[0]][2]} (device {identity}), and NCCL needs a "
+                    f"{everyone[ranks[0]][2]} (device {device}), and NCCL needs a "
                     "device for each rank. Choose one before the arrays are made: "
                     "chainermn_ng.choose_device(comm), or "
                     "cupy.cuda.Device(comm.world_intra_rank).use()"
                 )
+        return streams
 
     def _create_world(self) -> Any:
         size, rank = self._messenger.size, self._messenger.rank
@@ -171,12 +188,12 @@ class NcclSession:
             is_world: it is all ranks in their order, and needs no other communicator.
         """
         if is_world:
-            assert group is not None
-            group.nccl = self.world
+            if group is not None:
+                group.nccl = self.world
             return
         what = f"make the NCCL communicator of group {label}"
         made: NcclCommunicator | None = None
-        if self.binding.has_split:
+        if self.binding.has_split and self.world is not None:
             world = self.world.nccl
             made = self._made_together(what, lambda: world.split(color, key))
         else:
@@ -274,6 +291,20 @@ class NcclSession:
             buffer.fence.parts.clear()
         self._watchdog.submitted(operation, event)
 
+    def check(self) -> None:
+        """Raise what the watchdog has found, and what NCCL says now.
+
+        Raises:
+            CommunicationTimeoutError, NcclError: see there.
+        """
+        self.raise_if_failed()
+        try:
+            # What has failed a moment ago, the watchdog may not have seen yet.
+            self._check()
+        except NcclError as error:
+            self._watchdog.fail(self._watchdog.late(error))
+            self.raise_if_failed()
+
     def raise_if_failed(self) -> None:
         """Raise what the watchdog has found.
 
@@ -308,7 +339,7 @@ class NcclSession:
         """
         with self.device.activate():
             self.device.synchronize()
-        self.raise_if_failed()
+        self.check()
 
     def close(self, *, ranks_are_together: bool) -> None:
         """Destroy the NCCL communicators. Safe to call twice.

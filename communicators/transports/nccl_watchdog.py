@@ -89,6 +89,7 @@ class Watchdog:
         self._aborts = aborts
         self._end_job = end_job
         self._in_flight: deque[Operation] = deque()
+        self._last: Operation | None = None
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._raised = threading.Event()
@@ -101,7 +102,7 @@ class Watchdog:
 
     def begin(self, text: str) -> Operation:
         """Note that a call is about to be made."""
-        operation = Operation(text)
+        operation = self._last = Operation(text)
         self._in_flight.append(operation)
         return operation
 
@@ -149,6 +150,11 @@ class Watchdog:
         for thread in threads:
             thread.join(timeout=max(0.0, deadline - time.monotonic()))
 
+    def late(self, error: NcclError) -> NcclError:
+        """Return what NCCL reports by itself, with the operation it may concern."""
+        what = f"{self._last.text}, or before it: " if self._last else ""
+        return NcclError(error.call, error.code, f"{what}{error.reason}")
+
     def stop(self) -> None:
         """End the thread. Safe to call twice."""
         self._stop.set()
@@ -177,10 +183,7 @@ class Watchdog:
         try:
             self._check()
         except NcclError as error:
-            what = f"{oldest.text}: " if oldest else ""
-            return NcclError(
-                error.call, error.code, f"{what}reported later: {error.reason}"
-            )
+            return self.late(error)
         if oldest is None or self._timeout_s is None:
             return None
         age = time.monotonic() - oldest.started

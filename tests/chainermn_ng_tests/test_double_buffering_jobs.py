@@ -29,11 +29,15 @@ def slowly(reduce, *args, **kwargs):
     time.sleep(1)
     return reduce(*args, **kwargs)
 
+def say(text):
+    # One write: a line and its end may be parted by another rank's.
+    os.write(1, f"{{text}}\\n".encode())
+
 def report(call):
     try:
         call()
     except CommunicatorError as error:
-        os.write(1, f"[{{comm.rank}}] {{type(error).__name__}}: {{error}}\\n".encode())
+        say(f"[{{comm.rank}}] {{type(error).__name__}}: {{error}}")
 """
 LOST = "optimizer 0 (SGD), gradient 2 was computed but never applied"
 
@@ -162,7 +166,7 @@ else:
 step()
 if comm.rank == 0:
     report(optimizer.flush)
-    print("in flight:", optimizer.has_gradient_in_flight)
+    say(f"in flight: {optimizer.has_gradient_in_flight}")
 """,
         timeout_s=1,
     )
@@ -176,7 +180,7 @@ if comm.rank == 0:
 
 def test_an_mpi_that_does_not_take_several_threads_is_refused():
     head = "import mpi4py; mpi4py.rc.thread_level = 'serialized'\n"
-    job = run("print(comm.engine.thread_level); report(step)", 2, head=head)
+    job = run("say(comm.engine.thread_level); report(step)", 2, head=head)
     if "multiple" in job.stdout:
         pytest.skip("this MPI library gives more than it is asked for")
     assert job.returncode == 0, job.output
@@ -191,7 +195,7 @@ def test_without_double_buffering_one_thread_is_enough():
 optimizer = chainermn_ng.create_multi_node_optimizer(chainer.optimizers.SGD(0.1), comm)
 optimizer.setup(model)
 step()
-print(optimizer.t)
+say(optimizer.t)
 """,
         head=head,
     )

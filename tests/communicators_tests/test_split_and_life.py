@@ -7,6 +7,7 @@ import time
 
 import numpy as np
 import pytest
+from helpers.jobs import run_job
 from helpers.ranks import assert_all_ranks
 from mpi4py import MPI
 
@@ -273,3 +274,23 @@ def test_a_second_thread_in_a_collective_is_refused(flat):
 @pytest.mark.parallel([2])
 def test_no_arrays_are_reduced_to_none(flat):
     assert_all_ranks(flat, flat.allreduce_arrays([]) == [])
+
+
+EARLY = """
+import numpy as np
+from communicators import MismatchError, create_communicator
+try:
+    with create_communicator("flat", timeout_s=20) as comm:
+        for _ in range(4 if comm.rank == 0 else 6):
+            comm.allreduce(np.ones(5, "f4"))
+except MismatchError:
+    print("told\\n", end="", flush=True)
+    {then}
+"""
+
+
+@pytest.mark.parametrize("then", ["raise", "pass"])
+def test_a_rank_that_finalizes_too_early_does_not_hang_the_job(then):
+    job = run_job(2, ["-c", EARLY.format(then=then)], timeout_s=30)
+    assert job.stdout.count("told") == 2, job.output
+    assert (job.returncode != 0) == (then == "raise"), job.output

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import itertools
+import os
 import sys
 import time
 import types
@@ -23,6 +24,10 @@ from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 import numpy as np
+
+#: Whether NCCL's streams work at once, while the others still wait: that shows whether
+#: NCCL is made to wait for what fills its buffers.
+is_nccl_early = os.environ.get("LAZY_CUPY_EARLY_NCCL") == "1"
 
 #: What happened, for tests: launches of kernels, calls of NCCL, waits of the host.
 log: list[str] = []
@@ -434,6 +439,14 @@ class RawModule:
 # -- NCCL ----------------------------------------------------------------------------
 
 
+def _enqueue_nccl(call: Callable[[], None], stream: int) -> None:
+    """Let NCCL work as late as it may, or (see the module) as early as it may."""
+    queue = Stream.by_pointer[stream].queue
+    queue.append(call)
+    while queue and is_nccl_early:
+        Stream.by_pointer[stream].step()
+
+
 class LazyCommunicator:
     """An NCCL communicator whose calls happen when their stream comes to them."""
 
@@ -485,7 +498,7 @@ class LazyBinding:
     def defer(self, call: Callable[[], None], stream: int) -> None:
         """Enqueue a call, or keep it for the end of its group."""
         if self._group is None:
-            Stream.by_pointer[stream].queue.append(call)
+            _enqueue_nccl(call, stream)
         else:
             self._group.append(call)
             self._group_stream = stream
@@ -504,7 +517,7 @@ class LazyBinding:
                 call()
             self._real.group_end()
 
-        Stream.by_pointer[self._group_stream].queue.append(work)
+        _enqueue_nccl(work, self._group_stream)
 
 
 def install(device_id: int, compile_host: Callable[[str], Any]) -> Any:

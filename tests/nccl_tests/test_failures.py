@@ -6,6 +6,8 @@ NumPy arrays travel by the emulated NCCL, which environment variables tell to fa
 from __future__ import annotations
 
 import pathlib
+import re
+import time
 from collections.abc import Mapping
 
 import pytest
@@ -13,7 +15,7 @@ from helpers import nccl
 from helpers.jobs import JobResult, run_job
 
 TRAINING = """
-import sys
+import sys, time
 import chainermn_ng as chainermn
 import chainer
 sys.path.insert(0, "tests")
@@ -25,7 +27,7 @@ optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.SGD(0.1), c
 optimizer.setup(model)
 for x, t in batches({n_steps}, 12):
     optimizer.update(model, *part(comm, (x, t)))
-    print("step done\\n", end="", flush=True)
+    print(f"step done {{time.time()}}\\n", end="", flush=True)
 """
 
 
@@ -72,6 +74,7 @@ def test_training_works_when_nothing_fails(binding, emulator):
 @pytest.mark.parametrize("name", ["flat", "pure_nccl", "naive"])
 def test_an_error_in_the_middle_of_training_ends_the_job(name, emulator):
     job = train(emulator, name=name, NCCL_EMULATOR_FAIL="AllReduce:5:2@1")
+    ended_at = time.time()
     ended(
         job,
         f"{name}: all-reduce of ",
@@ -80,7 +83,9 @@ def test_an_error_in_the_middle_of_training_ends_the_job(name, emulator):
         "ncclAllReduce failed with NCCL's code 2",
         "NCCL_DEBUG",
     )
-    assert "step done" in job.stdout
+    # Without the time that Chainer takes to be imported.
+    last_step = max(float(t) for t in re.findall(r"step done ([\d.]+)", job.stdout))
+    assert ended_at - last_step < 10, job.output
 
 
 def test_an_error_that_nccl_reports_later_ends_the_job(emulator):
@@ -180,6 +185,100 @@ third.finalize()
     assert job.seconds < 20, job.output
 
 
+LATE = """
+import numpy as np
+from communicators import create_communicator
+comm = create_communicator("flat", timeout_s=20)
+comm.allreduce(np.ones(3))
+comm.allreduce(np.ones(3))
+if {finalize}:
+    comm.finalize()
+"""
+
+
+@pytest.mark.parametrize("finalize", [True, False])
+def test_an_error_that_nccl_reports_after_the_last_operation(finalize, emulator):
+    nccl.need_package("cupy")
+    env = {
+        "LD_LIBRARY_PATH": str(emulator),
+        "CHAINERMN_NG_NCCL_MEMORY": "host",
+        "NCCL_EMULATOR_FAIL": "AllReduce:2:6:async",
+    }
+    job = run_job(2, ["-c", LATE.format(finalize=finalize)], timeout_s=60, env=env)
+    ended(job, "flat: all-reduce of 3 float64, NCCL operation 2", "code 6")
+
+
+def test_a_device_that_fails_in_the_set_up_is_told_on_all_ranks(emulator):
+    program = """
+import numpy as np
+from communicators import CommunicatorError, create_communicator
+from communicators.devices.host import EmulatedDevice
+comm = create_communicator("flat", timeout_s=20)
+if comm.rank == 1:
+    def fail(self):
+        raise RuntimeError("no such device")
+    EmulatedDevice.identity = fail
+try:
+    comm.allreduce(np.ones(3))
+except CommunicatorError as error:
+    assert "no such device" in str(error) and "rank 1" in str(error), error
+    print("told\\n", end="", flush=True)
+"""
+    nccl.need_package("cupy")
+    env = {"LD_LIBRARY_PATH": str(emulator), "CHAINERMN_NG_NCCL_MEMORY": "host"}
+    job = run_job(2, ["-c", program], timeout_s=60, env=env)
+    assert job.returncode == 0, job.output
+    assert job.stdout.count("told") == 2, job.output
+
+
+def test_an_operation_that_is_refused_does_not_end_the_job_later(emulator):
+    program = """
+import time
+import numpy as np
+from communicators import create_communicator
+comm = create_communicator("flat", timeout_s=2, allreduce_grad_dtype="bfloat16")
+try:
+    comm.allreduce_arrays([np.ones(3, "f4")])
+except TypeError as error:
+    print("refused\\n", end="", flush=True)
+time.sleep(4)
+"""
+    nccl.need_package("pynccl")
+    job = run_job(
+        2,
+        ["-c", program],
+        timeout_s=60,
+        env={
+            "LD_LIBRARY_PATH": str(emulator),
+            "CHAINERMN_NG_NCCL_MEMORY": "host",
+            "CHAINERMN_NG_NCCL_BINDING": "pynccl",
+            "NCCL_EMULATOR_VERSION": "20900",
+        },
+    )
+    assert job.stdout.count("refused") == 2, job.output
+    assert "not complete" not in job.output
+
+
+@pytest.mark.parametrize(
+    "variable", ["CHAINERMN_NG_NCCL_BINDING", "CHAINERMN_NG_NCCL_MEMORY"]
+)
+def test_variables_that_differ_or_are_wrong_on_one_rank(variable, emulator):
+    program = f"""
+import os
+if os.environ["PMI_RANK"] == "1":
+    os.environ["{variable}"] = "x"
+from communicators import create_communicator
+try:
+    create_communicator("flat", timeout_s=20)
+except ValueError as error:
+    assert "{variable}" in str(error), error
+    print("told\\n", end="", flush=True)
+"""
+    job = run_job(2, ["-c", program], timeout_s=60)
+    assert job.stdout.count("told") == 2, job.output
+    assert job.seconds < 15
+
+
 def test_a_set_up_that_all_ranks_saw_fail_may_be_tried_again(emulator):
     program = """
 import threading
@@ -225,8 +324,16 @@ comm.finalize()
 
 @pytest.mark.parametrize(
     ("name", "n_split"),
-    [("flat", 0), ("pure_nccl", 0), ("auto", 0), ("hierarchical", 2)]
-    + [("two_dimensional", 2), ("multi_ring", 2), ("non_cuda_aware", 1)],
+    [
+        ("flat", 0),
+        ("pure_nccl", 0),
+        ("auto", 0),
+        ("hierarchical", 2),
+        ("two_dimensional", 2),
+        ("multi_ring", 2),
+        # In the host alone: between hosts there may be no NCCL.
+        ("non_cuda_aware", None),
+    ],
 )
 def test_no_more_nccl_communicators_than_needed(name, n_split, emulator, tmp_path):
     nccl.need_package("cupy")
@@ -245,4 +352,6 @@ def test_no_more_nccl_communicators_than_needed(name, n_split, emulator, tmp_pat
     assert len(logs) == 4
     for log in logs:
         assert log.count("op=Init ") == 1
-        assert log.count("op=Split ") == n_split
+        assert log.count("op=Split ") == (n_split or 0)
+        if n_split is None:
+            assert " size=4 " not in log

@@ -63,10 +63,14 @@ def succeeded(job: JobResult, n_ranks: int) -> JobResult:
     return job
 
 
+@pytest.mark.parametrize("early_nccl", ["0", "1"])
 @pytest.mark.parametrize("name", NAMES)
-def test_gradients_are_averaged_in_the_right_order_of_streams(name, kernels, emulator):
+def test_gradients_are_averaged_in_the_right_order_of_streams(
+    name, early_nccl, kernels, emulator
+):
     options = ["topology=2x2"]
-    job = run(4, kernels, emulator, "allreduce_arrays", name, *options)
+    env = {"LAZY_CUPY_EARLY_NCCL": early_nccl}
+    job = run(4, kernels, emulator, "allreduce_arrays", name, *options, **env)
     succeeded(job, 4)
 
 

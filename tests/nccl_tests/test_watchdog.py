@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -39,11 +39,10 @@ class Watched:
 
 
 @pytest.fixture(autouse=True)
-def short_times(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def short_times(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the grace be short."""
     monkeypatch.setattr(nccl_watchdog, "ABORT_S", 0.3)
     monkeypatch.setattr(nccl_watchdog, "GRACE_S", 0.5)
-    yield
 
 
 def hang() -> None:
@@ -63,7 +62,7 @@ def test_an_abort_that_hangs_or_fails_does_not_keep_the_job(abort, capfd):
     assert watched.given_up.is_set()
     assert others == ["aborted"]
     assert "flat: all-reduce of 3 float32: not complete after" in capfd.readouterr().err
-    with pytest.raises(CommunicationTimeoutError, match="timeout_s=0.5"):
+    with pytest.raises(CommunicationTimeoutError, match=r"timeout_s=0\.5"):
         watched.dog.raise_if_failed()
 
 
