@@ -72,7 +72,8 @@ def run_command(step: Step, command: Command, limit_s: float) -> Outcome:
     """Run a step's process and judge it."""
     from helpers.jobs import run_command as run
 
-    env = {**command.env, "PYTHONPATH": os.pathsep.join(paths())}
+    folders = [*paths(), *filter(None, [os.environ.get("PYTHONPATH")])]
+    env = {**command.env, "PYTHONPATH": os.pathsep.join(folders)}
     try:
         job = run(command.argv, timeout_s=limit_s, env=env)
     except AssertionError as error:

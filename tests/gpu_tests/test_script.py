@@ -148,6 +148,13 @@ def test_later_steps_run_after_one_that_fails_and_one_that_hangs(run):
     assert "I hang" in text
 
 
+def test_programs_find_what_the_script_finds(run, monkeypatch, tmp_path):
+    (tmp_path / "of_the_user.py").write_text("")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    status, text, _ = run(step("good", "import communicators, helpers, of_the_user"))
+    assert status == 0, text
+
+
 def test_a_step_may_have_to_fail_with_a_text(run):
     code = "raise SystemExit('refused: too many')"
     status, _, _ = run(step("good", code, must_fail=True, texts=["refused"]))
