@@ -63,22 +63,31 @@ def succeeded(job: JobResult, n_ranks: int) -> JobResult:
     return job
 
 
+# Starting a job takes longer than what it does: each does several things.
+
+
+def joined(calls: list[list[str]]) -> list[str]:
+    """Return the program's arguments for several functions."""
+    words = [word for call in calls for word in ("--", *call)]
+    return words[1:]
+
+
 @pytest.mark.parametrize("early_nccl", ["0", "1"])
-@pytest.mark.parametrize("name", NAMES)
 def test_gradients_are_averaged_in_the_right_order_of_streams(
-    name, early_nccl, kernels, emulator
+    early_nccl, kernels, emulator
 ):
-    options = ["topology=2x2"]
+    calls = [["allreduce_arrays", name, "topology=2x2"] for name in NAMES]
     env = {"LAZY_CUPY_EARLY_NCCL": early_nccl}
-    job = run(4, kernels, emulator, "allreduce_arrays", name, *options, **env)
-    succeeded(job, 4)
+    succeeded(run(4, kernels, emulator, *joined(calls), **env), 4)
 
 
-@pytest.mark.parametrize("wire", ["float16", "bfloat16", "float64"])
-@pytest.mark.parametrize("name", ["flat", "non_cuda_aware"])
-def test_wire_types(name, wire, kernels, emulator):
-    options = [f"allreduce_grad_dtype={wire}"]
-    succeeded(run(2, kernels, emulator, "allreduce_arrays", name, *options), 2)
+def test_wire_types(kernels, emulator):
+    calls = [
+        ["allreduce_arrays", name, f"allreduce_grad_dtype={wire}"]
+        for name in NAMES
+        for wire in ("float16", "bfloat16", "float64")
+    ]
+    succeeded(run(2, kernels, emulator, *joined(calls)), 2)
 
 
 @pytest.mark.parametrize(
@@ -106,13 +115,12 @@ def test_one_launch_packs_a_bucket_and_one_unpacks_it(kernels, emulator):
     assert [int(n_bytes) for _, n_bytes in found] == [5 * step] * 2, job.output
 
 
-@pytest.mark.parametrize(
-    "function",
-    ["array_collectives", "arrays_in_streams", "missing_arrays", "refusals", "split"],
-)
 @pytest.mark.parametrize("n_ranks", [2, 3])
-def test_on_ranks(n_ranks, function, kernels, emulator):
-    succeeded(run(n_ranks, kernels, emulator, function), n_ranks)
+def test_on_ranks(n_ranks, kernels, emulator):
+    functions = ["array_collectives", "arrays_in_streams", "missing_arrays"]
+    functions += ["refusals", "split"]
+    argv = joined([[function] for function in functions])
+    succeeded(run(n_ranks, kernels, emulator, *argv), n_ranks)
 
 
 def test_array_collectives_of_one_rank(kernels, emulator):
