@@ -328,8 +328,9 @@ class CommunicatorBase:
         other keys are the groups of the reductions, such as ``"intra"``.
         """
         counts = {"messages": self._messenger.sent_bytes}
-        if self._world_ring is None and self.nccl.world is not None:
-            counts["world"] = self.nccl.world.sent_bytes
+        world = self.nccl.world
+        if self._world_ring is None and world is not None and world.sent_bytes:
+            counts["world"] = world.sent_bytes
         for transport in self._transports():
             before = counts.get(transport.label, 0)
             counts[transport.label] = before + transport.sent_bytes
