@@ -135,7 +135,7 @@ def lint() -> list[Command]:
 
 def unit() -> list[Command]:
     """Tests in one process, whole jobs, and hosts made of network namespaces."""
-    return [pytest_command(sys.executable, 1, timeout_s=900, ignored=ONLY_NCCL_TESTS)]
+    return [pytest_command(sys.executable, 1, timeout_s=1200, ignored=ONLY_NCCL_TESTS)]
 
 
 def ranks(n_ranks: int) -> Callable[[], list[Command]]:
@@ -183,7 +183,7 @@ def nccl(binding: str) -> Callable[[], list[Command]]:
         python, env = nccl_environment()
         env = {**env, "CHAINERMN_NG_NCCL_BINDING": binding}
         return [
-            pytest_command(python, n, NCCL_TESTS, timeout_s=420, env=env)
+            pytest_command(python, n, NCCL_TESTS, timeout_s=600, env=env)
             for n in (1, 2, 3, 4)
         ]
 
@@ -195,7 +195,7 @@ def nccl_parts() -> list[Command]:
     python, env = nccl_environment()
     # Most of these start jobs of their own, which find the emulator by themselves.
     return [
-        pytest_command(python, 1, ONLY_NCCL_TESTS, timeout_s=600, env=env),
+        pytest_command(python, 1, ONLY_NCCL_TESTS, timeout_s=900, env=env),
         pytest_command(python, 2, ["tests/nccl_tests"], timeout_s=300, env=env),
         pytest_command(python, 3, ["tests/nccl_tests"], timeout_s=300, env=env),
     ]
