@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import pathlib
 import platform
 import shutil
 import subprocess
@@ -16,6 +17,7 @@ from helpers.gpu import load_cupy
 from mpi4py import MPI
 
 from communicators import nccl_bindings
+from communicators.nccl_bindings.library import version_text
 from gpu_tests.results import tell_detail, tell_row
 
 PACKAGES = ("numpy", "chainer", "mpi4py", "pynccl", "ml_dtypes")
@@ -47,6 +49,14 @@ def package_version(name: str) -> str:
         return "not installed"
 
 
+def without_folder_of_packages(path: str) -> str:
+    """Return a path from the folder of installed packages on, if it lies there."""
+    for folder in filter(None, sys.path):
+        if pathlib.Path(path).is_relative_to(folder):
+            return str(pathlib.Path(path).relative_to(folder))
+    return path
+
+
 def main() -> None:
     """Print the rows of the table."""
     cp = load_cupy(sys.argv[1])
@@ -71,7 +81,8 @@ def main() -> None:
         reason = nccl_bindings.missing(name)
         if reason is None:
             binding = nccl_bindings.load(name)
-            rows[f"NCCL by {name}"] = str(binding)
+            place = without_folder_of_packages(binding.library)
+            rows[f"NCCL by {name}"] = f"{version_text(binding.version)}, {place}"
             if binding.memory != "cuda":
                 reason = f"{binding.library} is not NVIDIA's"
         if reason is not None:
