@@ -12,7 +12,6 @@ ends with a message which names the pattern.
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import os
 import platform
 import socket
@@ -25,10 +24,12 @@ from importlib import metadata
 from typing import Any
 
 import numpy as np
+from chainer.backends import cuda
 
 import chainermn_ng
 import communicators
 from chainermn_ng import job_control
+from chainermn_ng.devices import why_no_gpu
 from communicators import nccl_bindings
 from communicators.devices.host import nccl_takes_host_memory
 from communicators.nccl_bindings.library import version_text
@@ -233,23 +234,13 @@ def choose_gpu(comm: communicators.CommunicatorBase) -> tuple[Any, list[str]]:
         CuPy, with this rank's GPU as its current device, or ``None`` where not every
         rank can have a GPU of its own; and the lines that describe the GPUs.
     """
-    cupy, found = None, "CuPy is not installed"
-    if importlib.util.find_spec("cupy") is not None:
-        try:
-            import cupy
-
-            n_devices = cupy.cuda.runtime.getDeviceCount()
-            if comm.world_intra_rank >= n_devices:
-                cupy, found = None, f"only {n_devices} on this host"
-            else:
-                cupy.cuda.Device(comm.world_intra_rank).use()
-                properties = cupy.cuda.runtime.getDeviceProperties(
-                    comm.world_intra_rank
-                )
-                found = f"cuda:{comm.world_intra_rank} {properties['name'].decode()}"
-        except Exception as error:
-            # No driver, no device, or a library that CuPy cannot load.
-            cupy, found = None, f"{type(error).__name__}: {error}"
+    number = comm.world_intra_rank
+    cupy, found = None, why_no_gpu(number)
+    if found is None:
+        cupy = cuda.cupy
+        cupy.cuda.Device(number).use()
+        name = cupy.cuda.runtime.getDeviceProperties(number)["name"].decode()
+        found = f"cuda:{number} {name}"
     everyone = comm.allgather_obj((found, cupy is not None))
     texts: dict[str, list[int]] = {}
     for rank, (text, _) in enumerate(everyone):
