@@ -68,6 +68,8 @@ def mixed_group(ranks: Ranks) -> None:
     library, rank, other = ranks.library, ranks.rank, 1 - ranks.rank
     sums = [np.full(5, rank + 1.0), np.full(50_000, rank + 1.0)]
     send, recv = np.full(3, rank, np.int32), np.full(3, -1, np.int32)
+    # Its own array: what the other message sends may still be on its way.
+    recv_first = np.full(3, -1, np.int32)
     with library.group():
         if rank == 0:
             first.all_reduce(sums[0], sums[0])
@@ -81,12 +83,13 @@ def mixed_group(ranks: Ranks) -> None:
         assert (sums[1] == rank + 1).all()
         assert (recv == -1).all()
         if rank == 1:
-            first.recv(send, other)
+            first.recv(recv_first, other)
             first.all_reduce(sums[0], sums[0])
     assert (sums[0] == 3).all()
     assert (sums[1] == 3).all()
     assert (recv == other).all()
-    assert rank == 0 or (send == 0).all()
+    assert rank == 0 or (recv_first == 0).all()
+    assert (send == rank).all()
 
 
 def collectives_of_one_communicator(ranks: Ranks) -> None:
