@@ -29,6 +29,7 @@ EXTRAS = {
     # For the examples: handwritten digits that need no download.
     "examples": ["scikit-learn>=1.4"],
     "test": [
+        "hypothesis>=6.100",
         "ml_dtypes>=0.5",
         "mpi-pytest>=2025.7",
         "pytest>=8",
