@@ -26,6 +26,7 @@ from chainermn_ng.optimizers import create_multi_node_optimizer  # noqa: E402
 from chainermn_ng.run_once import run_once_per_host  # noqa: E402
 from chainermn_ng.seeds import set_seed, shared_seed  # noqa: E402
 from communicators import __version__  # noqa: E402
+from communicators.call_place import look_through  # noqa: E402
 
 __all__ = [
     "CommunicatorBase",
@@ -68,5 +69,9 @@ def __getattr__(name: str) -> object:
         )
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
+
+# An error of a collective names the line of the user's program that called these.
+for _package in ("chainer", "chainermn_ng"):
+    look_through(_package)
 
 global_except_hook._add_hook_if_enabled()

@@ -22,6 +22,7 @@ from chainermn_ng.communicators.parameters import named_parameters
 from chainermn_ng.optimizers import optimizer_state
 from chainermn_ng.optimizers.double_buffering_snapshot import holds_averages
 from chainermn_ng.optimizers.link_attributes import LinkAttributes
+from chainermn_ng.optimizers.same_weights import check_same_weights
 from chainermn_ng.optimizers.samples import warn_if_batch_exceeds_shard
 
 _MAX_FORWARDS = 3
@@ -108,7 +109,8 @@ class MultiNodeOptimizer:
         Raises:
             MismatchError: the ranks are at different steps, in different optimizers,
                 or have different hyperparameters or models; raised on all ranks.
-                Neither weights nor gradients have been changed then.
+                Neither weights nor gradients have been changed then. In debug mode
+                also: the weights differ after the step.
         """
         # Walking through a large model takes time: once before, once after the pass.
         parameters = named_parameters(self.target)
@@ -127,6 +129,7 @@ class MultiNodeOptimizer:
         elif self._lazy and self._settle():
             self._warn_of_first_gradient()
         self._step(parameters, share)
+        self._check_weights(parameters)
 
     def flush(self) -> None:
         """Do nothing: every gradient has been applied by the update that computed it.
@@ -169,6 +172,14 @@ class MultiNodeOptimizer:
             share=share,
         )
         actual.update(None)
+
+    def _check_weights(
+        self, parameters: Sequence[tuple[str, chainer.Parameter]]
+    ) -> None:
+        engine = self.communicator.engine
+        if engine.is_debugging:
+            label = self._label(f"weights after step {self.actual_optimizer.t}")
+            check_same_weights(engine, parameters, label)
 
     def _state(self, *, hyperparameters: bool) -> dict[str, Any]:
         """Return what the ranks send each other; see :mod:`.optimizer_state`."""
