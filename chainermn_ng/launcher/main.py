@@ -16,7 +16,7 @@ import sys
 from importlib import metadata
 from types import TracebackType
 
-from chainermn_ng import compat, global_except_hook, job_control
+from chainermn_ng import compat, exit_hooks, global_except_hook, job_control
 from chainermn_ng.launcher import worker_processes
 from chainermn_ng.launcher.old_name import answer_old_name
 from chainermn_ng.launcher.run_program import UsageError, run_program
@@ -57,21 +57,15 @@ def main(args: list[str] | None = None) -> None:
 
 def _leave(error: SystemExit) -> None:
     """Leave as the program asked; end the job if that is a failure."""
-    code = error.code
-    if code is None or code == 0:
+    status = exit_hooks.status_of(error.code)
+    if status == 0:
         raise error
-    if isinstance(code, int):
-        # The operating system keeps 8 bits; a failure must not become 0 by that.
-        status = code & 0xFF or 1
-        reason = f"sys.exit({code})"
-    else:
-        status = 1
-        reason = "sys.exit with a message"
+    if not isinstance(error.code, int):
         job_control.flush_output()
-        print(code, file=sys.stderr)
+        print(error.code, file=sys.stderr)
     if global_except_hook.enabled():
-        job_control.end_job(status, reason)
-    sys.exit(code if isinstance(code, int) else status)
+        job_control.end_job(status, exit_hooks.text_of(error.code))
+    sys.exit(error.code if isinstance(error.code, int) else status)
 
 
 def _fail(error: BaseException) -> None:

@@ -93,8 +93,8 @@ COLLECTIVES = {
 @pytest.mark.parallel([2, 3])
 @pytest.mark.parametrize("name", [n for n in COLLECTIVES if n != "allreduce"])
 def test_every_collective_is_compared_and_its_place_is_told(debug, name):
-    place = (HERE, COLLECTIVES[name].__code__.co_firstlineno)
-    other = (HERE, COLLECTIVES["allreduce"].__code__.co_firstlineno)
+    line = COLLECTIVES[name].__code__.co_firstlineno
+    other_line = COLLECTIVES["allreduce"].__code__.co_firstlineno
     who = "rank 1" if debug.size == 2 else "ranks 1, 2"
     assert_all_raise(
         debug,
@@ -107,8 +107,8 @@ def test_every_collective_is_compared_and_its_place_is_told(debug, name):
         "the ranks are in different operations: ",
         f"rank 0: {name}",
         f"{who}: allreduce of shape (3,) float64",
-        "%s:%d on rank 0" % place,
-        f"{other[0]}:{other[1]} on {who}",
+        f"{HERE}:{line} on rank 0",
+        f"{HERE}:{other_line} on {who}",
     )
 
 
