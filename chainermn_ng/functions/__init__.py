@@ -1,0 +1,1 @@
+"""Functions of Chainer's kind that work on the arrays of all ranks."""
