@@ -168,8 +168,8 @@ def multi_node_batch_normalization(
         Exception: an argument does not fit, on some rank: on all of them; there as
             it is, elsewhere as TypeError, ValueError or RankFailedError.
     """
-    inputs = [chainer.as_variable(value) for value in (x, gamma, beta)]
     try:
+        inputs = [chainer.as_variable(value) for value in (x, gamma, beta)]
         axis = _checked_axis(inputs, axis)
         sum_over_ranks.check_array(inputs[0].array)
     except (TypeError, ValueError) as error:

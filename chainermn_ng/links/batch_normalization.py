@@ -51,12 +51,16 @@ class MultiNodeBatchNormalization(L.BatchNormalization):
 
     Attributes:
         comm (ChainerCommunicator): whose ranks take part.
+        meets_other_ranks (bool): says to the optimizer that all ranks run this link,
+            also those without samples.
 
     Raises:
         TypeError: ``comm`` is no such communicator.
         ValueError: ``communication_backend`` is unknown, or ``comm`` does not have it.
         RuntimeError: neither size nor axis.
     """
+
+    meets_other_ranks = True
 
     def __init__(
         self,

@@ -49,24 +49,36 @@ def create_mnbn_model(
     check_communication_backend(comm, communication_backend)
     # Deep copies find the new links in it, wherever the model refers to the old ones.
     memo: dict[int, Any] = {}
-    for path, child in link.namedlinks():
-        if not isinstance(child, L.BatchNormalization) or isinstance(
-            child, MultiNodeBatchNormalization
-        ):
+    # Children first: what holds them refers to the new ones then.
+    for path, child in reversed(list(link.namedlinks())):
+        if id(child) in memo:
             continue
-        if _has_own_forward(type(child)):
-            warnings.warn(
-                f"create_mnbn_model: {path} is a {type(child).__qualname__}, which has "
-                "a forward pass of its own; it is left as it is and knows only the "
-                "batch of its rank",
-                stacklevel=2,
-            )
-        elif id(child) not in memo:
+        if isinstance(child, chainer.Sequential):
+            # Chainer refuses to copy one that holds a lambda.
+            twin = type(child).__new__(type(child))
+            memo[id(child)] = twin
+            vars(twin).update(copy.deepcopy(vars(child), memo))
+        elif _is_to_be_converted(path, child):
             state = copy.deepcopy(vars(child), memo)
             memo[id(child)] = MultiNodeBatchNormalization.from_link(
                 state, comm, communication_backend
             )
     return copy.deepcopy(link, memo)
+
+
+def _is_to_be_converted(path: str, link: chainer.Link) -> bool:
+    is_plain = isinstance(link, L.BatchNormalization)
+    if not is_plain or isinstance(link, MultiNodeBatchNormalization):
+        return False
+    if _has_own_forward(type(link)):
+        warnings.warn(
+            f"create_mnbn_model: {path} is a {type(link).__qualname__}, which has a "
+            "forward pass of its own; it is left as it is and knows only the batch of "
+            "its rank",
+            stacklevel=3,
+        )
+        return False
+    return True
 
 
 def _has_own_forward(cls: type[L.BatchNormalization]) -> bool:
