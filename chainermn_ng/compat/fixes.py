@@ -285,6 +285,26 @@ def _lars_in_float64(module: ModuleType) -> None:
     module.GradientLARS.__call__ = call
 
 
+@_fixes("chainer.functions.loss.softmax_cross_entropy")
+def _one_gradient_of_an_empty_batch(module: ModuleType) -> None:
+    """Not NumPy's doing: over no samples Chainer returns one gradient too many.
+
+    Its backward pass fails then, and a rank without samples could not take part in
+    the backward pass of layers that work on the batches of all ranks.
+    """
+    cls = module._SoftmaxCrossEntropyGrad_NoDoubleBackprop
+
+    def first_only(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def forward(self: Any, inputs: Any) -> Any:
+            return original(self, inputs)[:1]
+
+        return forward
+
+    cls.forward_cpu = first_only(cls.forward_cpu)
+    cls.forward_gpu = first_only(cls.forward_gpu)
+
+
 @_fixes("chainer.reporter")
 def _summarize_in_float64(module: ModuleType) -> None:
     """The mean of an epoch's losses; a float16 sum stalls or overflows."""

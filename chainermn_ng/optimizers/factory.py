@@ -40,7 +40,9 @@ def create_multi_node_optimizer(
             of them, for a loss that is a mean over samples;
             :func:`~chainermn_ng.optimizers.count_first_argument` is one. It costs
             one small all-reduce a step. In a loop of one's own pass the batch as
-            ``optimizer.update(None, *batch)``.
+            ``optimizer.update(None, *batch)``. In a model whose forward pass is
+            collective (:class:`~chainermn_ng.links.MultiNodeBatchNormalization`)
+            ranks without samples run the loss function, too.
 
     Returns:
         MultiNodeOptimizer: a stand-in for ``actual_optimizer``; with double buffering

@@ -21,7 +21,7 @@ from chainermn_ng.communicators.model_sync import (
 from chainermn_ng.communicators.parameters import named_parameters
 from chainermn_ng.optimizers import optimizer_state
 from chainermn_ng.optimizers.double_buffering_snapshot import holds_averages
-from chainermn_ng.optimizers.link_attributes import LinkAttributes
+from chainermn_ng.optimizers.link_attributes import LinkAttributes, meets_other_ranks
 from chainermn_ng.optimizers.samples import warn_if_batch_exceeds_shard
 
 _MAX_FORWARDS = 3
@@ -118,12 +118,16 @@ class MultiNodeOptimizer:
             self._batch_is_checked = True
             warn_if_batch_exceeds_shard(self.communicator, args, kwds)
         share = self._share(args, kwds)
-        if lossfun is not None and share == 0 and not self._lazy:
+        meets = share is not None and meets_other_ranks(self.target)
+        if lossfun is not None and share == 0 and not self._lazy and not meets:
             # A loss over no samples is NaN or an error; it has no part in the mean.
             self.actual_optimizer.target.cleargrads()
         elif lossfun is not None:
-            self._compute_gradients(lossfun, args, kwds)
+            weight = share * self.communicator.size if meets else None
+            self._compute_gradients(lossfun, args, kwds, weight)
             parameters = named_parameters(self.target)
+            if meets:
+                share = None
         elif self._lazy and self._settle():
             self._warn_of_first_gradient()
         self._step(parameters, share)
@@ -179,7 +183,9 @@ class MultiNodeOptimizer:
     def _set_state(self, state: dict[str, Any]) -> None:
         optimizer_state.apply(self.actual_optimizer, state)
 
-    def _compute_gradients(self, lossfun: Any, args: Any, kwds: Any) -> None:
+    def _compute_gradients(
+        self, lossfun: Any, args: Any, kwds: Any, weight: float | None
+    ) -> None:
         actual = self.actual_optimizer
         for n_left in reversed(range(_MAX_FORWARDS)):
             before = LinkAttributes(actual.target) if self._lazy else None
@@ -196,7 +202,13 @@ class MultiNodeOptimizer:
             actual.target.cleargrads()
         else:
             actual.target.zerograds()
+        if weight is not None:
+            # Before the backward pass, in which gradients travel between the ranks.
+            loss = loss * weight
         loss.backward(loss_scale=actual._loss_scale)
+        if weight == 0:
+            # They are zero, or the NaN of a loss over no samples.
+            actual.target.cleargrads()
 
     def _synchronise(self, has_gradients: bool) -> None:
         comm = self.communicator
