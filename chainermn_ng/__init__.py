@@ -9,6 +9,7 @@ from chainermn_ng import (  # noqa: E402
     datasets,
     extensions,
     global_except_hook,
+    iterators,
     optimizers,
 )
 from chainermn_ng.communicators import (  # noqa: E402
@@ -40,6 +41,7 @@ __all__ = [
     "datasets",
     "extensions",
     "global_except_hook",
+    "iterators",
     "optimizers",
     "run_once_per_host",
     "scatter_dataset",
@@ -54,7 +56,6 @@ _MISSING = frozenset(
         "MultiNodeChainList",
         "create_multi_node_checkpointer",
         "functions",
-        "iterators",
         "links",
     }
 )
