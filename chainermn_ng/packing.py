@@ -88,7 +88,8 @@ def unpack(
     view = memoryview(memory)
     offsets, _ = layout(sizes)
     parts = [
-        view[offset : offset + size] for offset, size in zip(offsets, sizes, strict=True)
+        view[offset : offset + size]
+        for offset, size in zip(offsets, sizes, strict=True)
     ]
     if read_only:
         parts = [part.toreadonly() for part in parts]

@@ -210,9 +210,7 @@ class MultiNodeOptimizer:
         # A rank that alone has loaded a snapshot brings momentum and step count along.
         state = self._state(hyperparameters=False)
         digests, shards = zip(
-            *comm.allgather_obj(
-                (optimizer_state.digest_of(state), comm.longest_shard)
-            ),
+            *comm.allgather_obj((optimizer_state.digest_of(state), comm.longest_shard)),
             strict=True,
         )
         warn_if_shards_differ(comm, shards)
