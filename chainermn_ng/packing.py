@@ -2,9 +2,9 @@
 
 The arrays of an object need not be pickled into one long text: protocol 5 of pickle
 hands over their memory (PEP 574), which can then travel, or be shared between the ranks
-of a host, as it is. Wherever the arrays are (in lists, dictionaries, data sets, attributes
-of one's own classes), what is unpacked equals what was packed, dtypes and memory order
-included.
+of a host, as it is. Wherever the arrays are (in lists, dictionaries, data sets,
+attributes of one's own classes), what is unpacked equals what was packed, dtypes and
+memory order included.
 """
 
 from __future__ import annotations

@@ -26,8 +26,8 @@ def allocate_on_host(comm: CommunicatorBase, nbytes: int) -> Array:
     try:
         if nbytes < 0 or len(set(wanted)) > 1:
             raise ValueError(
-                f"allocate_on_host: nbytes is {wanted} on ranks {on_host}; expected one "
-                "number, 0 or more"
+                f"allocate_on_host: nbytes is {wanted} on ranks {on_host}; expected "
+                "one number, 0 or more"
             )
         if comm.rank == on_host[0]:
             file = host_memory.SharedFile(nbytes)

@@ -20,8 +20,8 @@ def share_in_host(comm: Any, data: Any, root: int | None = None) -> Any:
     """Give all ranks the same arrays, of which each host has one copy. Collective.
 
     For data sets in memory that every rank needs whole: 36 ranks on a host hold them
-    once. The contiguous NumPy arrays in ``data`` are shared, wherever they are: ``data``
-    may be an array, a list, tuple or dictionary of arrays, Chainer's ``TupleDataset`` or
+    once. The contiguous NumPy arrays in ``data`` are shared, wherever they are: it may
+    be an array, a list, tuple or dictionary of arrays, Chainer's ``TupleDataset`` or
     ``DictDataset``, or any object that can be pickled. What is no array (and arrays of
     Python objects) each rank gets as a copy.
 

@@ -15,8 +15,8 @@ class CountingIterator(chainer.dataset.Iterator):
 
     Samples that :func:`~chainermn_ng.datasets.padding_mask` marks are dropped from
     the batches, and batches without any other are skipped. An iterator may say itself
-    which samples of its last batch are padding, by an attribute ``batch_padding``: bool,
-    one per sample, or ``None``. Over no samples it stops at once.
+    which samples of its last batch are padding, by an attribute ``batch_padding``
+    (bool, one per sample, or ``None``). Over no samples it stops at once.
 
     Args:
         iterator: the real one, which does not repeat.

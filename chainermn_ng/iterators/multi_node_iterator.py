@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import chainer
@@ -16,7 +17,7 @@ from chainermn_ng.iterators.padding import PaddingOfBatches
 from chainermn_ng.packing import Packed, unpack
 from communicators.arguments import check_root
 
-_ITERATOR = ("epoch", "is_new_epoch", "epoch_detail", "__next__")
+_ITERATOR = ("epoch", "is_new_epoch", "__next__")
 
 
 def create_multi_node_iterator(
@@ -146,11 +147,15 @@ class MultiNodeIterator(chainer.dataset.Iterator):
     def _draw(self) -> tuple[tuple[Any] | None, IteratorState]:
         """Return the next batch in a tuple, ``None`` at the end, and the state."""
         iterator = self.actual_iterator
-        try:
-            batch = (next(iterator),)
-        except StopIteration:
-            batch = None
+        batch = None
+        # Chainer's iterators divide by the number of samples.
+        if len(getattr(iterator, "dataset", "?")) or getattr(iterator, "repeat", True):
+            with contextlib.suppress(StopIteration):
+                batch = (next(iterator),)
         state = IteratorState.of(iterator)
+        if self._order is not None:
+            # Forgets the orders of epochs that are over.
+            self._order.state_at(iterator._state.order)
         if batch is not None and self._padding is not None:
             state.batch_padding = self._padding.of_next(len(batch[0]))
         return batch, state

@@ -44,7 +44,7 @@ def seed_from(random_state: np.random.RandomState, purpose: int) -> int:
 
 
 def global_generator() -> np.random.RandomState:
-    """Return the generator that NumPy's functions, and Chainer's samplers, draw from."""
+    """Return the generator of NumPy's functions and of Chainer's samplers."""
     return np.random.random.__self__  # type: ignore[attr-defined, no-any-return]
 
 
@@ -118,7 +118,9 @@ class TrackedOrder:
     """Order sampler that knows the generators' state after each order.
 
     Iterators that load ahead draw the next order before the current one is used up. A
-    snapshot must hold the state that belongs to the current one.
+    snapshot must hold the state that belongs to the current one; and Chainer's throw
+    away what they have loaded ahead when they are saved, and draw once more. So each
+    order is drawn from the state that belongs to the one before it.
 
     Args:
         sampler: draws the orders.
@@ -143,6 +145,9 @@ class TrackedOrder:
 
     def __call__(self, current_order: np.ndarray, current_position: int) -> Any:
         with self._lock:
+            for drawn, states in self._drawn:
+                if drawn is current_order:
+                    set_generator_states(self.sampler, states)
             order = self.sampler(current_order, current_position)
             self._drawn.append((order, generator_states(self.sampler)))
         return order
@@ -193,8 +198,11 @@ class TrackedOrder:
         with self._lock:
             set_generator_states(self.sampler, states)
         iterator.serialize(serializer)
+        order = iterator._state.order
         with self._lock:
-            self._drawn.appendleft((iterator._state.order, states))
+            # Some iterators load into the array that is there.
+            later = [item for item in self._drawn if item[0] is not order]
+            self._drawn = deque([(order, states), *later])
 
 
 def _as_list(value: Any) -> Any:

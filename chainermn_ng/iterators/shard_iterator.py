@@ -62,8 +62,8 @@ class ShardIterator(chainer.dataset.Iterator):
             not to count, else ``None``. Evaluators look at it.
 
     Raises:
-        ValueError: ``batch_size`` below 1, a bad seed, or no rank has a sample though it
-            is to repeat; on all ranks.
+        ValueError: ``batch_size`` below 1, a bad seed, or no rank has a sample though
+            it is to repeat; on all ranks.
         MismatchError: ``repeat`` differs between ranks.
     """
 
@@ -258,8 +258,9 @@ class ShardIterator(chainer.dataset.Iterator):
             self._iteration = 0
             if self._shows_warnings:
                 warnings.warn(
-                    f"the snapshot is of shards of {np.asarray(lengths).tolist()} samples"
-                    f" in {n_iterations} iterations, here are {self._lengths.tolist()} "
+                    f"the snapshot is of shards of {np.asarray(lengths).tolist()} "
+                    f"samples in {n_iterations} iterations, here are "
+                    f"{self._lengths.tolist()} "
                     f"in {self.n_iterations}: epoch {self.epoch} begins anew",
                     stacklevel=2,
                 )

@@ -64,9 +64,9 @@ def warn_if_shards_differ(comm: ChainerCommunicator, longest: Sequence[int]) -> 
     if comm.rank != 0 or comm.has_shard_iterator or len(set(longest)) == 1:
         return
     warnings.warn(
-        f"the ranks got shards of {min(longest)} to {max(longest)} samples. If these are "
-        "for training, the ranks begin their epochs in different iterations and cannot "
-        "stop together: iterate with chainermn_ng.iterators.ShardIterator, or scatter "
-        "with force_equal_length=True",
+        f"the ranks got shards of {min(longest)} to {max(longest)} samples. If these "
+        "are for training, the ranks begin their epochs in different iterations and "
+        "cannot stop together: iterate with chainermn_ng.iterators.ShardIterator, or "
+        "scatter with force_equal_length=True",
         stacklevel=5,
     )
