@@ -10,6 +10,7 @@ from chainermn_ng import (  # noqa: E402
     extensions,
     functions,
     global_except_hook,
+    iterators,
     links,
     optimizers,
 )
@@ -45,6 +46,7 @@ __all__ = [
     "extensions",
     "functions",
     "global_except_hook",
+    "iterators",
     "links",
     "optimizers",
     "run_once_per_host",
@@ -58,7 +60,6 @@ __all__ = [
 _MISSING = frozenset(
     {
         "create_multi_node_checkpointer",
-        "iterators",
     }
 )
 

@@ -35,6 +35,7 @@ from chainermn_ng.compat.numpy_names import (
     numpy_with_float,
     numpy_with_list_meshgrid,
 )
+from chainermn_ng.compat.start_method import warn_of_fork
 
 FIXES: dict[str, Fix] = {}
 
@@ -341,6 +342,14 @@ def _set_daemon_without_warning(module: ModuleType) -> None:
     names = {**vars(threading), "Thread": Thread}
     module.threading = types.SimpleNamespace(**names)
     _finalize_at_exit(module.MultiprocessIterator)
+    original = module._PrefetchLoop.launch_thread
+
+    @functools.wraps(original)
+    def launch_thread(self: Any) -> Any:
+        warn_of_fork(stacklevel=4)
+        return original(self)
+
+    module._PrefetchLoop.launch_thread = launch_thread
 
 
 def _finalize_at_exit(iterator_class: Any) -> None:

@@ -7,6 +7,7 @@ from chainermn_ng.datasets.epochs import (
 )
 from chainermn_ng.datasets.scatter import DataSizeError, scatter_dataset, scatter_index
 from chainermn_ng.datasets.scattered_dataset import ScatteredDataset, padding_mask
+from chainermn_ng.datasets.shared import share_in_host
 
 __all__ = [
     "DataSizeError",
@@ -17,4 +18,5 @@ __all__ = [
     "padding_mask",
     "scatter_dataset",
     "scatter_index",
+    "share_in_host",
 ]

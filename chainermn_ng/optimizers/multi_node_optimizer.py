@@ -22,7 +22,10 @@ from chainermn_ng.communicators.parameters import named_parameters
 from chainermn_ng.optimizers import optimizer_state
 from chainermn_ng.optimizers.double_buffering_snapshot import holds_averages
 from chainermn_ng.optimizers.link_attributes import LinkAttributes, meets_other_ranks
-from chainermn_ng.optimizers.samples import warn_if_batch_exceeds_shard
+from chainermn_ng.optimizers.samples import (
+    warn_if_batch_exceeds_shard,
+    warn_if_shards_differ,
+)
 
 _MAX_FORWARDS = 3
 
@@ -218,7 +221,12 @@ class MultiNodeOptimizer:
         )
         # A rank that alone has loaded a snapshot brings momentum and step count along.
         state = self._state(hyperparameters=False)
-        if len(set(comm.allgather_obj(optimizer_state.digest_of(state)))) > 1:
+        digests, shards = zip(
+            *comm.allgather_obj((optimizer_state.digest_of(state), comm.longest_shard)),
+            strict=True,
+        )
+        warn_if_shards_differ(comm, shards)
+        if len(set(digests)) > 1:
             state = comm.bcast_obj(state, root=0)
             if comm.rank != 0:
                 self._set_state(state)
