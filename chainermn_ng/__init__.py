@@ -21,7 +21,10 @@ from chainermn_ng.datasets import (  # noqa: E402
     scatter_index,
 )
 from chainermn_ng.devices import choose_device  # noqa: E402
-from chainermn_ng.extensions import create_multi_node_evaluator  # noqa: E402
+from chainermn_ng.extensions import (  # noqa: E402
+    create_multi_node_checkpointer,
+    create_multi_node_evaluator,
+)
 from chainermn_ng.optimizers import create_multi_node_optimizer  # noqa: E402
 from chainermn_ng.run_once import run_once_per_host  # noqa: E402
 from chainermn_ng.seeds import set_seed, shared_seed  # noqa: E402
@@ -35,6 +38,7 @@ __all__ = [
     "communicators",
     "compat",
     "create_communicator",
+    "create_multi_node_checkpointer",
     "create_multi_node_evaluator",
     "create_multi_node_optimizer",
     "datasets",
@@ -52,7 +56,6 @@ __all__ = [
 _MISSING = frozenset(
     {
         "MultiNodeChainList",
-        "create_multi_node_checkpointer",
         "functions",
         "iterators",
         "links",

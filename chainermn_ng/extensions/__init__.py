@@ -1,6 +1,21 @@
 """Extensions of Chainer's trainer for several ranks."""
 
+from chainermn_ng.extensions.checkpointer import (
+    MultiNodeCheckpointer,
+    create_multi_node_checkpointer,
+)
 from chainermn_ng.extensions.flush_gradients import FlushGradients
 from chainermn_ng.extensions.multi_node_evaluator import create_multi_node_evaluator
+from chainermn_ng.extensions.replica_snapshots import (
+    MultiNodeSnapshot,
+    multi_node_snapshot,
+)
 
-__all__ = ["FlushGradients", "create_multi_node_evaluator"]
+__all__ = [
+    "FlushGradients",
+    "MultiNodeCheckpointer",
+    "MultiNodeSnapshot",
+    "create_multi_node_checkpointer",
+    "create_multi_node_evaluator",
+    "multi_node_snapshot",
+]
