@@ -190,7 +190,7 @@ class MultiNodeCheckpointer(extension.Extension):
                 iterator.order_sampler, ShuffleOrderSampler
             ):
                 warnings.warn(
-                    f"snapshot {self.name!r}: the worker thread of MultiprocessIterator "
+                    f"snapshot {self.name!r}: the thread of MultiprocessIterator "
                     "draws the order of the samples ahead of time, so the order after "
                     "a resume will be another one. With order_sampler="
                     "chainermn_ng.datasets.SeededOrder(seed) it will not",
@@ -276,7 +276,7 @@ class MultiNodeCheckpointer(extension.Extension):
         if not isinstance(target, training.Trainer):
             # A trainer's extensions may take the rate in the script for the first one,
             # so there it waits for the start of the run.
-            lost += self._settle_hyperparameters(target)
+            self._settle_hyperparameters(engine, target)
         optimizers = snapshot_content.optimizers_of(target)
         for each in [*optimizers.values(), *([] if optimizer is None else [optimizer])]:
             if hasattr(each, "assume_in_step"):
@@ -290,11 +290,21 @@ class MultiNodeCheckpointer(extension.Extension):
             return ["the random generators, and the order of the samples"]
         return snapshot_content.restore_generators(target, meta, self._generators)
 
-    def _settle_hyperparameters(self, target: Any) -> list[str]:
+    def _settle_hyperparameters(
+        self, engine: communicators.CommunicatorBase, target: Any
+    ) -> None:
         assert self._resumed is not None
         if not self._restore_hyperparameters:
-            return []
-        return snapshot_content.restore_hyperparameters(target, self._resumed[0])
+            return
+        meta = self._resumed[0]
+        changes = snapshot_content.restore_hyperparameters(target, meta)
+        if changes and engine.rank == 0:
+            warnings.warn(
+                f"snapshot {self.name!r}: took over from it "
+                + "; ".join(changes)
+                + ". With restore_hyperparameters=False the script decides",
+                stacklevel=4,
+            )
 
     def _tell_of_fresh_start(
         self,
@@ -347,15 +357,8 @@ class MultiNodeCheckpointer(extension.Extension):
             return
         # Building the rest of the program may have drawn numbers since the load.
         self._restore_generators(trainer)
-        changes = self._settle_hyperparameters(trainer)
         with engine_of(self.comm) as engine:
-            if changes and engine.rank == 0:
-                warnings.warn(
-                    f"snapshot {self.name!r}: took over from it "
-                    + "; ".join(changes)
-                    + ". With restore_hyperparameters=False the script decides",
-                    stacklevel=2,
-                )
+            self._settle_hyperparameters(engine, trainer)
 
     def finalize(self) -> None:
         """Called by the trainer when its run ends.

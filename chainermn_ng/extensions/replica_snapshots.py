@@ -85,8 +85,8 @@ class MultiNodeSnapshot(extension.Extension):
     ) -> None:
         if not isinstance(snapshot, chainer_snapshot._Snapshot):
             raise TypeError(
-                f"multi_node_snapshot: got {type(snapshot).__qualname__}; expected what "
-                "chainer.training.extensions.snapshot() returns"
+                f"multi_node_snapshot: got {type(snapshot).__qualname__}; expected "
+                "what chainer.training.extensions.snapshot() returns"
             )
         self.comm = comm
         self.snapshot = snapshot
@@ -128,7 +128,7 @@ class MultiNodeSnapshot(extension.Extension):
             self._remove_old(engine, pathlib.Path(trainer.out))
 
     def on_error(self, trainer: training.Trainer, exc: Exception, tb: Any) -> None:
-        """Save if the snapshot is set to do so after an error; called by the trainer."""
+        """Save if the snapshot is set to after an error; called by the trainer."""
         if self.is_master:
             self.snapshot.on_error(trainer, exc, tb)
 

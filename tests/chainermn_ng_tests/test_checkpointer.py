@@ -317,7 +317,10 @@ def test_a_loop_of_ones_own_without_a_trainer(comm, tmp_path):
         updater.update()
     a = [p.array.tobytes() for p in updater.get_optimizer("main").target.params()]
     updater, checkpointer = make()
-    iteration = checkpointer.maybe_load(updater, updater.get_optimizer("main"))
+    optimizer = updater.get_optimizer("main")
+    iteration, texts = recorded(lambda: checkpointer.maybe_load(updater, optimizer))
+    told = len(texts) == 1 and "lr of main: 0.025 instead of 0.1" in texts[0]
+    assert_all_ranks(comm, told == (comm.rank == 0), f"{texts}")
     assert_all_ranks(comm, iteration == updater.iteration == 3)
     assert_all_ranks(comm, noise.randint(1 << 30, size=3).tolist() == expected)
     for _ in range(3):
