@@ -24,7 +24,10 @@ from chainermn_ng.datasets import (  # noqa: E402
     scatter_index,
 )
 from chainermn_ng.devices import choose_device  # noqa: E402
-from chainermn_ng.extensions import create_multi_node_evaluator  # noqa: E402
+from chainermn_ng.extensions import (  # noqa: E402
+    create_multi_node_checkpointer,
+    create_multi_node_evaluator,
+)
 from chainermn_ng.links import MultiNodeChainList  # noqa: E402
 from chainermn_ng.optimizers import create_multi_node_optimizer  # noqa: E402
 from chainermn_ng.run_once import run_once_per_host  # noqa: E402
@@ -40,6 +43,7 @@ __all__ = [
     "communicators",
     "compat",
     "create_communicator",
+    "create_multi_node_checkpointer",
     "create_multi_node_evaluator",
     "create_multi_node_optimizer",
     "datasets",
@@ -55,22 +59,5 @@ __all__ = [
     "set_seed",
     "shared_seed",
 ]
-
-# Of ChainerMN, and not here yet.
-_MISSING = frozenset(
-    {
-        "create_multi_node_checkpointer",
-    }
-)
-
-
-def __getattr__(name: str) -> object:
-    if name in _MISSING:
-        raise AttributeError(
-            f"chainermn_ng has no {name} yet; this version covers the optimizer, data "
-            "sets, the evaluator and the communicators of ChainerMN"
-        )
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
 
 global_except_hook._add_hook_if_enabled()

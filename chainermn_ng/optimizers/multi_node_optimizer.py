@@ -161,6 +161,17 @@ class MultiNodeOptimizer:
             self._set_state(state)
         self._known, self._lazy = _paths(named_parameters(self.target)), result.lazy
 
+    def assume_in_step(self) -> None:
+        """Take it that all ranks hold the same model and optimizer state already.
+
+        Not collective; called on all ranks after each has loaded its snapshot of one
+        iteration. The next :meth:`update` then sends nothing, and persistent values
+        stay as they are on each rank.
+        """
+        parameters = named_parameters(self.target)
+        self._known = _paths(parameters)
+        self._lazy = tuple(name for name, p in parameters if p.array is None)
+
     def _step(
         self, parameters: Sequence[tuple[str, chainer.Parameter]], share: float | None
     ) -> None:
