@@ -26,7 +26,8 @@ def numbers_of_marks(function):
     return [
         argument.value
         for mark in function.decorator_list
-        if isinstance(mark, ast.Call) and ast.unparse(mark.func) == "pytest.mark.reports"
+        if isinstance(mark, ast.Call)
+        and ast.unparse(mark.func) == "pytest.mark.reports"
         for argument in mark.args
     ]
 
