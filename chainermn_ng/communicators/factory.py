@@ -13,7 +13,10 @@ from chainermn_ng.threads import share_cores
 
 
 def create_communicator(
-    communicator_name: str = "auto", mpi_comm: Any = None, **kwargs: Any
+    communicator_name: str = "auto",
+    mpi_comm: Any = None,
+    allreduce_grad_dtype: Any = None,
+    **kwargs: Any,
 ) -> ChainerCommunicator:
     """Create a communicator by name. Collective.
 
@@ -24,10 +27,11 @@ def create_communicator(
         communicator_name: how gradients travel; see
             :func:`communicators.known_communicators`.
         mpi_comm: mpi4py communicator; by default all ranks of the job.
-        kwargs: options, among them ``allreduce_grad_dtype``, ``topology``,
-            ``bucket_bytes`` and ``timeout_s``; see
-            :func:`communicators.create_communicator`. ChainerMN's ``batched_copy``
-            is accepted with a warning.
+        allreduce_grad_dtype: dtype of gradients while they travel; ``None`` keeps
+            their own.
+        kwargs: further options, among them ``topology``, ``bucket_bytes`` and
+            ``timeout_s``; see :func:`communicators.create_communicator`.
+            ChainerMN's ``batched_copy`` is accepted with a warning.
 
     Raises:
         ValueError: an unknown name; the text lists the known ones.
@@ -37,6 +41,7 @@ def create_communicator(
     """
     if kwargs.pop("batched_copy", None) is not None:
         warn_of_batched_copy(stacklevel=3)
+    kwargs["allreduce_grad_dtype"] = allreduce_grad_dtype
     engine = communicators.create_communicator(communicator_name, mpi_comm, **kwargs)
     if mpi_comm is None:
         share_cores(engine)
