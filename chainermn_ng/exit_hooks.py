@@ -69,9 +69,12 @@ def _exit(status: Any = None, /) -> NoReturn:
         # Of a thread it is the end, and no failure of the program.
         raise SystemExit(status)
     error = _Exit(status)
-    code, text = status_of(status), text_of(status)
-    _watch(error, code, text)
-    raise error
+    _watch(error, status_of(status), text_of(status))
+    try:
+        raise error
+    finally:
+        # Its traceback holds this frame, which must not hold it: see the module.
+        del error
 
 
 _watched: set[weakref.ref[Any]] = set()

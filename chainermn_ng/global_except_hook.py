@@ -25,6 +25,7 @@ import traceback
 from types import TracebackType
 from typing import Any
 
+import communicators
 from chainermn_ng import exit_hooks, job_control
 
 __all__ = ["add_hook"]
@@ -64,6 +65,15 @@ def end_job_for(error_type: type[BaseException], value: BaseException | None) ->
     job_control.end_job(status, f"uncaught {text}")
 
 
+def _let_another_rank_tell(value: BaseException | None) -> None:
+    """Wait if all ranks raise this error, and another one is to print it."""
+    is_everywhere = isinstance(value, communicators.MismatchError)
+    is_first = job_control.rank_and_size()[0] == 0
+    elsewhere = getattr(value, "is_told_elsewhere", is_everywhere and not is_first)
+    if elsewhere and enabled() and not _is_interactive():
+        time.sleep(_OTHERS_TELL_AFTER_S)
+
+
 def _except_hook(
     error_type: type[BaseException],
     value: BaseException,
@@ -75,8 +85,7 @@ def _except_hook(
         sys.__excepthook__(error_type, value, trace)
         return
     _running.is_inside = True
-    if enabled() and getattr(value, "is_told_elsewhere", False):
-        time.sleep(_OTHERS_TELL_AFTER_S)
+    _let_another_rank_tell(value)
     try:
         _previous_except_hook(error_type, value, trace)
     except Exception:
@@ -93,8 +102,7 @@ def _threading_hook(args: Any) -> None:
         threading.__excepthook__(args)
         return
     _running.is_inside = True
-    if enabled() and getattr(args.exc_value, "is_told_elsewhere", False):
-        time.sleep(_OTHERS_TELL_AFTER_S)
+    _let_another_rank_tell(args.exc_value)
     try:
         _previous_threading_hook(args)
     except Exception:
