@@ -6,6 +6,7 @@ compat.prepare_chainer()  # before anything below imports chainer
 
 from chainermn_ng import (  # noqa: E402
     communicators,
+    cpu_fallback,
     datasets,
     extensions,
     functions,
@@ -23,7 +24,7 @@ from chainermn_ng.datasets import (  # noqa: E402
     scatter_dataset,
     scatter_index,
 )
-from chainermn_ng.devices import choose_device  # noqa: E402
+from chainermn_ng.devices import choose_device, why_no_gpu  # noqa: E402
 from chainermn_ng.extensions import (  # noqa: E402
     create_multi_node_checkpointer,
     create_multi_node_evaluator,
@@ -43,6 +44,7 @@ __all__ = [
     "choose_device",
     "communicators",
     "compat",
+    "cpu_fallback",
     "create_communicator",
     "create_multi_node_checkpointer",
     "create_multi_node_evaluator",
@@ -65,4 +67,5 @@ __all__ = [
 for _package in ("chainer", "chainermn_ng"):
     look_through(_package)
 
+cpu_fallback.prepare(why_no_gpu)
 global_except_hook._add_hook_if_enabled()

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import communicators
+from chainermn_ng import cpu_fallback
 from chainermn_ng.communicators.chainer_communicator import ChainerCommunicator
 from chainermn_ng.communicators.settings import warn_of_batched_copy
 from chainermn_ng.threads import share_cores
@@ -42,7 +43,12 @@ def create_communicator(
     if kwargs.pop("batched_copy", None) is not None:
         warn_of_batched_copy(stacklevel=3)
     kwargs["allreduce_grad_dtype"] = allreduce_grad_dtype
-    engine = communicators.create_communicator(communicator_name, mpi_comm, **kwargs)
+    name = cpu_fallback.substitute(communicator_name)
+    try:
+        engine = communicators.create_communicator(name, mpi_comm, **kwargs)
+    except communicators.UnavailableError as error:
+        cpu_fallback.explain(error, name)
+        raise
     if mpi_comm is None:
         share_cores(engine)
     return ChainerCommunicator(engine)
