@@ -32,6 +32,7 @@ def assert_ended(result, status=1, traceback="ValueError: broken", rank=1):
     assert f"rank {rank} of 2 on " in result.stderr, result.output
 
 
+@pytest.mark.reports("chainer/chainermn#236", "mpi4py/mpi4py#290", "NanoComp/meep#1180")
 def test_exception_on_one_rank_ends_the_job():
     assert_ended(run(PEER_WAITS.format(failure="raise ValueError('broken')")))
 
