@@ -59,7 +59,8 @@ def status_of(code: Any) -> int:
 
 def text_of(code: Any) -> str:
     """Return what was called, for the message of the job's end."""
-    return f"sys.exit({code})" if isinstance(code, int) else "sys.exit with a message"
+    # With the text: Python prints it only after the exception has been thrown away.
+    return f"sys.exit({code!r})"
 
 
 def _exit(status: Any = None, /) -> NoReturn:
