@@ -8,7 +8,9 @@ from chainermn_ng import (  # noqa: E402
     communicators,
     datasets,
     extensions,
+    functions,
     global_except_hook,
+    links,
     optimizers,
 )
 from chainermn_ng.communicators import (  # noqa: E402
@@ -22,7 +24,11 @@ from chainermn_ng.datasets import (  # noqa: E402
 )
 from chainermn_ng.devices import choose_device  # noqa: E402
 from chainermn_ng.extensions import create_multi_node_evaluator  # noqa: E402
-from chainermn_ng.optimizers import create_multi_node_optimizer  # noqa: E402
+from chainermn_ng.optimizers import (  # noqa: E402
+    bcast_state,
+    check_state,
+    create_multi_node_optimizer,
+)
 from chainermn_ng.run_once import run_once_per_host  # noqa: E402
 from chainermn_ng.seeds import set_seed, shared_seed  # noqa: E402
 from communicators import __version__  # noqa: E402
@@ -31,6 +37,8 @@ __all__ = [
     "CommunicatorBase",
     "DataSizeError",
     "__version__",
+    "bcast_state",
+    "check_state",
     "choose_device",
     "communicators",
     "compat",
@@ -39,7 +47,9 @@ __all__ = [
     "create_multi_node_optimizer",
     "datasets",
     "extensions",
+    "functions",
     "global_except_hook",
+    "links",
     "optimizers",
     "run_once_per_host",
     "scatter_dataset",
@@ -53,9 +63,7 @@ _MISSING = frozenset(
     {
         "MultiNodeChainList",
         "create_multi_node_checkpointer",
-        "functions",
         "iterators",
-        "links",
     }
 )
 
