@@ -96,7 +96,7 @@ def test_uneven_batches(comm):
 @settings(
     derandomize=True,
     deadline=None,
-    max_examples=40,
+    max_examples=25,
     database=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
