@@ -338,6 +338,33 @@ def test_training_on_uneven_batches_equals_one_process(comm):
 
 
 @pytest.mark.parallel([2, 3])
+def test_a_loop_of_ones_own_weighs_the_loss_itself(comm):
+    """Counting comes too late there, of which the optimizer warns."""
+    x = np.random.RandomState(1).normal(size=(7, 5)).astype("f")
+    t = np.arange(7, dtype="i") % 3
+    bounds = [0, *np.linspace(5, 7, comm.size).astype(int)]
+    mine = slice(bounds[comm.rank], bounds[comm.rank + 1])
+    plain = Classifier(L.BatchNormalization(4))
+    chainer.optimizers.SGD(0.1).setup(plain).update(plain, x, t)
+    model = Classifier(MultiNodeBatchNormalization(4, comm))
+    optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(0.1), comm)
+    optimizer.setup(model)
+    model.cleargrads()
+    (model(x[mine], t[mine]) * (len(x[mine]) * comm.size / 7)).backward()
+    optimizer.update()
+    pairs = list(zip(plain.params(), model.params(), strict=True))
+    ok = all(np.allclose(a.array, b.array, atol=1e-5) for a, b in pairs)
+    assert_all_ranks(comm, ok, f"{pairs}")
+    optimizer = create_multi_node_optimizer(
+        chainer.optimizers.SGD(0.1), comm, count_samples=count_first_argument
+    ).setup(model)
+    model.cleargrads()
+    model(x[mine], t[mine]).backward()
+    with pytest.warns(UserWarning, match="differ in length"):
+        optimizer.update(None, x[mine], t[mine])
+
+
+@pytest.mark.parallel([2, 3])
 def test_one_ranks_mistake_is_an_error_on_all(comm):
     link = MultiNodeBatchNormalization(3, comm)
     wrong = comm.size - 1
