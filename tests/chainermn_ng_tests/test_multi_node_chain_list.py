@@ -12,7 +12,6 @@ from helpers.model_parallel import (
     BranchModel,
     ChainModel,
     JoinedModel,
-    Part,
     digits,
     loss_function,
     parts_of_branches,
@@ -46,7 +45,7 @@ def model_of(comm, *links):
     return model
 
 
-def train_joined(parts, has_branches, make_optimizer, data):
+def train_joined(parts, has_branches, data):
     model = JoinedModel(parts, has_branches)
     optimizer = make_optimizer().setup(model)
     for batch in data:
@@ -54,37 +53,46 @@ def train_joined(parts, has_branches, make_optimizer, data):
     return model
 
 
-@pytest.mark.parallel([1, 2, 3])
+def make_optimizer():
+    return chainer.optimizers.MomentumSGD(0.2, 0.5)
+
+
+@several
 @pytest.mark.parametrize("has_branches", [False, True])
 def test_training_equals_one_process(comm, has_branches):
-    def make_optimizer():
-        return chainer.optimizers.MomentumSGD(0.2, 0.5)
-
-    if not has_branches and comm.size == 1:
-        parts = [*parts_of_chain(1), Part(3, 5, 5)]
-        model = MultiNodeChainList(comm)
-        model.add_link(parts[0], None, 0)
-        model.add_link(Part(3, 5, 5), 0, None)
-    else:
-        make = BranchModel if has_branches else ChainModel
-        make_parts = parts_of_branches if has_branches else parts_of_chain
-        model, parts = make(comm), make_parts(comm.size)
+    model = (BranchModel if has_branches else ChainModel)(comm)
+    parts = (parts_of_branches if has_branches else parts_of_chain)(comm.size)
+    mine, root = [comm.rank], comm.size - 1
+    if has_branches:
+        root = 0
+        mine = [0, len(parts) - 1] if comm.rank == 0 else mine
+    before = weights(model)
     data = [digits(8, seed) for seed in range(N_STEPS)]
     optimizer = make_optimizer().setup(model)
-    has_loss = comm.rank == (0 if has_branches else comm.size - 1)
-    before = weights(model)
     for batch in data:
-        optimizer.update(loss_function(model, has_loss), *batch)
-    joined = train_joined(parts, has_branches, make_optimizer, data)
-    mine = [0, len(parts) - 1] if has_branches or comm.size == 1 else [comm.rank]
-    if has_branches and comm.rank > 0:
-        mine = [comm.rank]
+        optimizer.update(loss_function(model, comm.rank == root), *batch)
+    joined = train_joined(parts, has_branches, data)
     ok = all(
         are_close(weights(model[i]), weights(joined[part]))
         for i, part in enumerate(mine)
     )
     assert_all_ranks(comm, ok, f"{weights(model)}")
     assert_all_ranks(comm, not are_close(weights(model), before))
+
+
+@pytest.mark.parallel([1, 2])
+def test_a_rank_sends_to_itself(comm):
+    model = MultiNodeChainList(comm)
+    for part, rank_in, rank_out in zip(
+        parts_of_chain(2), (None, comm.rank), (comm.rank, None), strict=True
+    ):
+        model.add_link(part, rank_in, rank_out)
+    data = [digits(8, seed) for seed in range(N_STEPS)]
+    optimizer = make_optimizer().setup(model)
+    for batch in data:
+        optimizer.update(loss_function(model, True), *batch)
+    joined = train_joined(parts_of_chain(2), False, data)
+    assert_all_ranks(comm, are_close(weights(model), weights(joined)))
 
 
 @pytest.mark.parallel(4)
@@ -95,17 +103,12 @@ def test_groups_of_ranks_hold_a_model_each_and_average(comm):
     model = ChainModel(within)
     data = [digits(8, seed) for seed in range(N_STEPS)]
     optimizer = chainermn_ng.create_multi_node_optimizer(
-        chainer.optimizers.MomentumSGD(0.2, 0.5), across
+        make_optimizer(), across
     ).setup(model)
     half = slice(4 * across.rank, 4 * across.rank + 4)
     for x, t in data:
         optimizer.update(loss_function(model, within.rank == 1), x[half], t[half])
-    joined = train_joined(
-        parts_of_chain(2),
-        False,
-        lambda: chainer.optimizers.MomentumSGD(0.2, 0.5),
-        data,
-    )
+    joined = train_joined(parts_of_chain(2), False, data)
     ok = are_close(weights(model[0]), weights(joined[within.rank]))
     assert_all_ranks(comm, ok and same_on_all_ranks(across, model))
     across.finalize()
