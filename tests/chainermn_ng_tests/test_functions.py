@@ -3,7 +3,7 @@
 import chainer
 import numpy as np
 import pytest
-from helpers.examples import in_step, shapes
+from helpers.examples import in_step, of_rank_0, shapes
 from helpers.joined import CASES, inputs, joined_gradient, shared_gradient
 from helpers.ranks import assert_all_ranks
 from hypothesis import given
@@ -78,7 +78,7 @@ def test_dtypes_are_kept(comm, name, dtype):
 )
 def test_gradients_of_random_losses(comm, name, shape, root, used, dtype):
     size = comm.size
-    comm.engine.agree("example", f"{name} {shape} {root} {used} {dtype}")
+    shape, root, used, dtype = of_rank_0(comm, shape, root, used, dtype)
     weights = [
         [1.0 + k - r if used[3 * r + k] else None for k in range(size)]
         for r in range(size)
@@ -89,16 +89,13 @@ def test_gradients_of_random_losses(comm, name, shape, root, used, dtype):
 @several
 @pytest.mark.parametrize("function", ["allgather", "bcast", "allreduce"])
 def test_float16_is_summed_in_float32(comm, function):
-    """The sum overflows on the way, and in another order than that of the ranks."""
+    """On three ranks the sum overflows half precision on the way."""
     x = chainer.Variable(np.zeros(2, "f2"))
     if function == "allgather":
         y = functions.allgather(comm, x)[0]
     else:
         y = getattr(functions, function)(comm, x)
-    if comm.rank == comm.size - 1:
-        y.grad = np.full(2, -60000, "f2")
-    else:
-        y.grad = np.full(2, 60000 / (comm.size - 1) + 16, "f2")
+    y.grad = np.full(2, -60000 if comm.rank == comm.size - 1 else 60000, "f2")
     total = sum(g[0].astype("f8") for g in comm.allgather(y.grad))
     y.backward()
     is_reached = function == "allreduce" or comm.rank == 0
@@ -123,6 +120,17 @@ def test_a_loss_normalised_by_the_count_of_all_ranks(comm):
     whole = chainer.functions.sum(chainer.functions.tanh(v * data))
     (whole / chainer.functions.sum(chainer.functions.sigmoid(v * data))).backward()
     assert_all_ranks(comm, np.allclose(mine, v.grad), f"{mine} {v.grad}")
+
+
+@several
+def test_ranks_that_hold_the_same_maximum_each_get_the_gradient(comm):
+    x = chainer.Variable(np.array([1.0, comm.rank, 0.0 if comm.rank else np.nan]))
+    y = functions.allreduce(comm, x, "max")
+    y.grad = np.ones(3)
+    y.backward()
+    expected = np.array([1, comm.rank == comm.size - 1, 0]) * comm.size
+    ok = np.array_equal(x.grad, expected) and np.isnan(y.array[2])
+    assert_all_ranks(comm, ok, f"{x.grad} {y.array}")
 
 
 @several

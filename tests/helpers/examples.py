@@ -1,9 +1,8 @@
 """Property-based tests on several ranks: the same examples on all of them.
 
-Hypothesis draws examples by a generator that is seeded from the test's source, and
-nothing that depends on time (limits, health checks, shrinking) may stop one rank
-before another. A test compares by ``assert_all_ranks``, so that an example that fails
-does so on every rank.
+All ranks run as many examples, and take those that rank 0 drew: nothing that depends
+on time (limits, health checks, shrinking) may stop one rank before another. A test
+compares by ``assert_all_ranks``, so that an example that fails does so on every rank.
 """
 
 from __future__ import annotations
@@ -26,6 +25,15 @@ def in_step(n_examples: int) -> settings:
         suppress_health_check=list(HealthCheck),
         report_multiple_bugs=False,
     )
+
+
+def of_rank_0(comm: Any, *drawn: Any) -> Any:
+    """Return what rank 0 drew. Collective.
+
+    The ranks' generators have the same seed, but what Hypothesis draws depends on the
+    modules that a process has imported, too.
+    """
+    return comm.bcast_obj(drawn)
 
 
 def shapes(max_dims: int = 3) -> st.SearchStrategy[tuple[int, ...]]:
