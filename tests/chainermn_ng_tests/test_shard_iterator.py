@@ -269,3 +269,28 @@ def test_other_kinds_of_communicators(comm):
     for given in (comm.engine, MPI.COMM_WORLD):
         it = ShardIterator(list(range(3 + comm.rank)), 2, given)
         assert_all_ranks(comm, it.n_iterations == 2)
+
+
+@pytest.mark.reports("horovod/horovod#832", "horovod/horovod#2083")
+@pytest.mark.parallel([2, 3])
+@pytest.mark.parametrize("kind", ["uneven", "equal", "shard iterator"])
+def test_training_on_uneven_shards_is_warned_of_up_front(comm, kind):
+    shard = scatter_dataset(
+        np.ones((2 * comm.size + 1, 2), "f"), comm, force_equal_length=kind == "equal"
+    )
+    count = None
+    if kind == "shard iterator":
+        count = ShardIterator(shard, 2, comm).count_samples
+    model = chainer.links.Linear(2, 2)
+    optimizer = create_multi_node_optimizer(
+        chainer.optimizers.SGD(0.1), comm, count_samples=count and len
+    ).setup(model)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            x = np.ones((2, 2), "f")
+            optimizer.update(lambda x: chainer.functions.mean(model(x)), x)
+    texts = [str(w.message) for w in caught]
+    expected = int(kind == "uneven" and comm.rank == 0)
+    ok = len(texts) == expected and all("shards of 2 to 3" in text for text in texts)
+    assert_all_ranks(comm, ok, f"{texts}")
