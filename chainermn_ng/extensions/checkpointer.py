@@ -334,7 +334,8 @@ class MultiNodeCheckpointer(extension.Extension):
         text = f"snapshot {self.name!r}: resumed at iteration {found.key[0]}"
         _logger.info("%s, saved by %d ranks", text, found.size)
         if found.faults:
-            warnings.warn(f"{text}; skipped: " + "; ".join(found.faults), stacklevel=4)
+            why = "skipped" if found.is_whole else "no set is whole"
+            warnings.warn(f"{text}; {why}: " + "; ".join(found.faults), stacklevel=4)
         by_text: dict[str, list[int]] = {}
         for rank, texts in enumerate(lost):
             for each in texts:

@@ -185,9 +185,12 @@ def test_another_number_of_ranks(comm, tmp_path, n_before, n_after, is_shared):
         ok = ok and after.updater.iteration == 12
         if comm.rank == 0:
             message += f"{texts}"
-            ok = ok and len(texts) == 1
-            ok = ok and f"saved by {n_before} ranks, loaded on {n_after}" in texts[0]
-            ok = ok and "the order of the samples (ranks [0" in texts[0]
+            # On hosts that are gone are files, too; one is enough for equal models.
+            is_whole = is_shared or n_after >= n_before
+            ok = ok and len(texts) == 2 - is_whole
+            ok = ok and (is_whole or "no set is whole: run." in texts[0])
+            ok = ok and f"saved by {n_before} ranks, loaded on {n_after}" in texts[-1]
+            ok = ok and "the order of the samples (ranks [0" in texts[-1]
         members.finalize()
     assert_all_ranks(comm, ok, message)
 
