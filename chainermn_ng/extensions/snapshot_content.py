@@ -100,7 +100,11 @@ def load(target: Any, npz: Any, meta: Mapping[str, Any], *, is_own: bool) -> lis
         _begin_here(target, target._extensions[name].trigger)
     if isinstance(target, training.Trainer):
         _load_later(target, npz, known.difference(_extensions(target)))
-    return [f"the state of the extension {name}" for name in unknown if is_own]
+    return [
+        f"the state of the extension {name}"
+        for name in unknown
+        if is_own and _has_state(target._extensions[name].extension)
+    ]
 
 
 def restore_generators(
@@ -194,6 +198,12 @@ def _without_extensions(target: Any, names: Iterable[str]) -> Iterator[None]:
     finally:
         extensions.clear()
         extensions.update(everything)
+
+
+def _has_state(extension: Any) -> bool:
+    """Tell whether an extension saves anything; most inherit a method that does not."""
+    serialize = getattr(type(extension), "serialize", None)
+    return serialize not in (None, training.Extension.serialize)
 
 
 def _begin_here(trainer: training.Trainer, trigger: Any) -> None:
