@@ -68,6 +68,14 @@ def parameters_digest(target: Any, arrays: Mapping[str, Any]) -> bytes:
     return hasher.digest()
 
 
+def digest_of_model(model: chainer.Link) -> bytes:
+    """Return 16 bytes that are equal on ranks whose parameters are."""
+    serializer = DictionarySerializer()
+    serializer.save(model)
+    arrays = {name: np.asarray(array) for name, array in serializer.target.items()}
+    return parameters_digest(model, arrays)
+
+
 def load(target: Any, npz: Any, meta: Mapping[str, Any], *, is_own: bool) -> list[str]:
     """Load a snapshot into a target, all but random generators.
 
