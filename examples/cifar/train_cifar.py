@@ -162,7 +162,8 @@ def main():
 
     digests = comm.allgather_obj(digest(model))
     if comm.rank == 0:
-        print("parameters of the ranks (SHA-256):", *digests)
+        for rank, text in enumerate(digests):
+            print(f"parameters (SHA-256) of rank {rank}: {text}")
 
 
 if __name__ == "__main__":
