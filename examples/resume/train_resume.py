@@ -41,7 +41,8 @@ class MLP(chainer.Chain):
             self.l3 = L.Linear(n_units, n_out)
 
     def forward(self, x):
-        return self.l3(F.dropout(F.relu(self.l2(F.dropout(F.relu(self.l1(x)))))))
+        h = F.dropout(F.relu(self.l1(x)), 0.2)
+        return self.l3(F.dropout(F.relu(self.l2(h)), 0.2))
 
 
 class Preemption(training.Extension):
@@ -50,6 +51,11 @@ class Preemption(training.Extension):
     The ranks get it at different moments, or only one does: after each iteration they
     agree whether one has, so that all of them save the same iteration.
 
+    Args:
+        comm: communicator of the ranks that train.
+        checkpointer: saves their snapshots.
+        end: when the training is done, such as ``(20, "epoch")``.
+
     Attributes:
         has_come (bool): the same on all ranks.
     """
@@ -57,8 +63,9 @@ class Preemption(training.Extension):
     trigger = 1, "iteration"
     priority = -300  # the last extension: the snapshot holds what the others have done
 
-    def __init__(self, comm, checkpointer):
+    def __init__(self, comm, checkpointer, end):
         self.comm, self.checkpointer = comm, checkpointer
+        self._is_end = training.get_trigger(end)
         self.has_come = self._is_signalled = False
         signal.signal(signal.SIGTERM, self._note)
 
@@ -69,8 +76,10 @@ class Preemption(training.Extension):
         self.has_come = bool(self.comm.allreduce_obj(self._is_signalled, "max"))
         if self.has_come:
             self.checkpointer.save(trainer, trainer.updater.iteration)
-            # A stop trigger is any function of the trainer.
-            trainer.stop_trigger = lambda trainer: True
+
+    def is_over(self, trainer):
+        """Tell whether to stop: the trainer's stop trigger."""
+        return self.has_come or self._is_end(trainer)
 
 
 def load():
@@ -126,18 +135,18 @@ def main():
         test, batchsize, repeat=False, shuffle=False
     )
 
+    checkpointer = chainermn_ng.create_multi_node_checkpointer("resume", comm)
+    preemption = Preemption(comm, checkpointer, end=(args.epoch, "epoch"))
     updater = training.StandardUpdater(train_iter, optimizer, device=device)
-    trainer = training.Trainer(updater, (args.epoch, "epoch"), out=args.out)
+    trainer = training.Trainer(updater, preemption.is_over, out=args.out)
     evaluator = extensions.Evaluator(test_iter, model, device=device)
     trainer.extend(chainermn_ng.create_multi_node_evaluator(evaluator, comm))
     columns = ["epoch", "iteration", "main/loss", "main/accuracy"]
     columns += ["validation/main/loss", "validation/main/accuracy"]
-    if comm.rank == 0:
-        trainer.extend(extensions.LogReport())
-        trainer.extend(extensions.PrintReport(columns))
-    checkpointer = chainermn_ng.create_multi_node_checkpointer("resume", comm)
+    # Stand-ins on the other ranks make the snapshots of all ranks alike.
+    for report in extensions.LogReport(), extensions.PrintReport(columns):
+        trainer.extend(chainermn_ng.extensions.rank_zero_only(report))
     trainer.extend(checkpointer, trigger=(args.interval, "iteration"))
-    preemption = Preemption(comm, checkpointer)
     trainer.extend(preemption)
 
     resumed = checkpointer.maybe_load(trainer)
