@@ -40,7 +40,7 @@ test: venv-test
 	$(VENV)/bin/python tests/run_suite.py
 
 test-unit: venv-test
-	$(VENV)/bin/python tests/run_suite.py unit
+	$(VENV)/bin/python tests/run_suite.py unit jobs
 
 # test-1 ... test-4: the tests that run on so many ranks.
 test-%: venv-test

@@ -8,7 +8,10 @@ from chainermn_ng import (  # noqa: E402
     communicators,
     datasets,
     extensions,
+    functions,
     global_except_hook,
+    iterators,
+    links,
     optimizers,
 )
 from chainermn_ng.communicators import (  # noqa: E402
@@ -21,7 +24,11 @@ from chainermn_ng.datasets import (  # noqa: E402
     scatter_index,
 )
 from chainermn_ng.devices import choose_device  # noqa: E402
-from chainermn_ng.extensions import create_multi_node_evaluator  # noqa: E402
+from chainermn_ng.extensions import (  # noqa: E402
+    create_multi_node_checkpointer,
+    create_multi_node_evaluator,
+)
+from chainermn_ng.links import MultiNodeChainList  # noqa: E402
 from chainermn_ng.optimizers import create_multi_node_optimizer  # noqa: E402
 from chainermn_ng.run_once import run_once_per_host  # noqa: E402
 from chainermn_ng.seeds import set_seed, shared_seed  # noqa: E402
@@ -30,16 +37,21 @@ from communicators import __version__  # noqa: E402
 __all__ = [
     "CommunicatorBase",
     "DataSizeError",
+    "MultiNodeChainList",
     "__version__",
     "choose_device",
     "communicators",
     "compat",
     "create_communicator",
+    "create_multi_node_checkpointer",
     "create_multi_node_evaluator",
     "create_multi_node_optimizer",
     "datasets",
     "extensions",
+    "functions",
     "global_except_hook",
+    "iterators",
+    "links",
     "optimizers",
     "run_once_per_host",
     "scatter_dataset",
@@ -47,26 +59,5 @@ __all__ = [
     "set_seed",
     "shared_seed",
 ]
-
-# Of ChainerMN, and not here yet.
-_MISSING = frozenset(
-    {
-        "MultiNodeChainList",
-        "create_multi_node_checkpointer",
-        "functions",
-        "iterators",
-        "links",
-    }
-)
-
-
-def __getattr__(name: str) -> object:
-    if name in _MISSING:
-        raise AttributeError(
-            f"chainermn_ng has no {name} yet; this version covers the optimizer, data "
-            "sets, the evaluator and the communicators of ChainerMN"
-        )
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
 
 global_except_hook._add_hook_if_enabled()

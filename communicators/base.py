@@ -25,6 +25,7 @@ from communicators.errors import (
     TopologyError,
     UnavailableError,
 )
+from communicators.host_allocation import allocate_on_host
 from communicators.limits import DEFAULT_TIMEOUT_S, check_timeout
 from communicators.local_rank import local_rank, remember_local_rank
 from communicators.many_arrays import MAX_IN_FLIGHT, ManyArrays
@@ -653,6 +654,30 @@ class CommunicatorBase:
             RankFailedError, TypeError, ...: combining failed on some rank; on all.
         """
         return self._objects.allreduce(obj, op)
+
+    # -- memory ---
+
+    @collective
+    def allocate_on_host(self, nbytes: int) -> Array:
+        """Return memory that the ranks of this machine share.
+
+        The machine decides, never a pretended topology. What one rank writes the
+        others see after they have met (:meth:`barrier`). It is freed when no rank
+        holds the array or a view of it any more, independent of :meth:`finalize`.
+
+        Args:
+            nbytes: the same on all ranks of a machine.
+
+        Returns:
+            uint8 array of ``nbytes`` zeros, writable.
+
+        Raises:
+            OSError: not enough memory, or the ranks cannot reach each other's
+                memory; on all ranks.
+            UnavailableError: the system has no such memory; on all ranks.
+            ValueError: ``nbytes`` differs within a machine, or is negative; on all.
+        """
+        return allocate_on_host(self, nbytes)
 
     # -- many arrays at once ---
 

@@ -34,14 +34,18 @@ class ChainerCommunicator:
         longest_shard (int): samples in the largest shard that
             :func:`~chainermn_ng.scatter_dataset` gave this rank through this
             communicator; 0 before the first.
+        has_shard_iterator (bool): whether a
+            :class:`~chainermn_ng.iterators.ShardIterator` was made with it.
     """
 
     def __init__(self, engine: communicators.CommunicatorBase) -> None:
         self.engine = engine
         self.longest_shard = 0
+        self.has_shard_iterator = False
         self._models = identity.ModelNumbers()
         self._n_optimizers: Counter[str] = Counter()
         self._n_evaluators = 0
+        self._n_iterators = 0
         self._background: Background | None = None
 
     # -- ranks -----------------------------------------------------------------------
@@ -339,6 +343,11 @@ class ChainerCommunicator:
         """Return a number for an evaluator; the same on all ranks."""
         self._n_evaluators += 1
         return self._n_evaluators - 1
+
+    def new_iterator_number(self) -> int:
+        """Return a number for an iterator; the same on all ranks."""
+        self._n_iterators += 1
+        return self._n_iterators - 1
 
     def _model_label(self, model: chainer.Link) -> str:
         return f"{type(model).__name__}, model {self._models.number_of(model)}"

@@ -66,3 +66,22 @@ def engine_of(comm: Any) -> Iterator[communicators.CommunicatorBase]:
             f"expected a communicator of chainermn_ng, of the package communicators, "
             f"or of mpi4py; got {type(comm).__qualname__}"
         )
+
+
+def lasting_engine_of(comm: Any) -> communicators.CommunicatorBase:
+    """Return the engine communicator of ``comm``, for objects that keep it.
+
+    Args:
+        comm: a communicator of this package, or an engine communicator.
+
+    Raises:
+        TypeError: it is neither; one of mpi4py lacks the engine.
+    """
+    if isinstance(comm, ChainerCommunicator):
+        return comm.engine
+    if isinstance(comm, communicators.CommunicatorBase):
+        return comm
+    raise TypeError(
+        "expected a communicator made by chainermn_ng.create_communicator; got "
+        f"{type(comm).__module__}.{type(comm).__qualname__}"
+    )

@@ -35,6 +35,7 @@ from chainermn_ng.compat.numpy_names import (
     numpy_with_float,
     numpy_with_list_meshgrid,
 )
+from chainermn_ng.compat.start_method import warn_of_fork
 
 FIXES: dict[str, Fix] = {}
 
@@ -285,6 +286,26 @@ def _lars_in_float64(module: ModuleType) -> None:
     module.GradientLARS.__call__ = call
 
 
+@_fixes("chainer.functions.loss.softmax_cross_entropy")
+def _one_gradient_of_an_empty_batch(module: ModuleType) -> None:
+    """Not NumPy's doing: over no samples Chainer returns one gradient too many.
+
+    Its backward pass fails then, and a rank without samples could not take part in
+    the backward pass of layers that work on the batches of all ranks.
+    """
+    cls = module._SoftmaxCrossEntropyGrad_NoDoubleBackprop
+
+    def first_only(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def forward(self: Any, inputs: Any) -> Any:
+            return original(self, inputs)[:1]
+
+        return forward
+
+    cls.forward_cpu = first_only(cls.forward_cpu)
+    cls.forward_gpu = first_only(cls.forward_gpu)
+
+
 @_fixes("chainer.reporter")
 def _summarize_in_float64(module: ModuleType) -> None:
     """The mean of an epoch's losses; a float16 sum stalls or overflows."""
@@ -321,6 +342,14 @@ def _set_daemon_without_warning(module: ModuleType) -> None:
     names = {**vars(threading), "Thread": Thread}
     module.threading = types.SimpleNamespace(**names)
     _finalize_at_exit(module.MultiprocessIterator)
+    original = module._PrefetchLoop.launch_thread
+
+    @functools.wraps(original)
+    def launch_thread(self: Any) -> Any:
+        warn_of_fork(stacklevel=4)
+        return original(self)
+
+    module._PrefetchLoop.launch_thread = launch_thread
 
 
 def _finalize_at_exit(iterator_class: Any) -> None:

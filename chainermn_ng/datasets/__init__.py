@@ -5,16 +5,20 @@ from chainermn_ng.datasets.epochs import (
     get_epoch_trigger,
     get_n_iterations_for_one_epoch,
 )
+from chainermn_ng.datasets.order import SeededOrder
 from chainermn_ng.datasets.scatter import DataSizeError, scatter_dataset, scatter_index
 from chainermn_ng.datasets.scattered_dataset import ScatteredDataset, padding_mask
+from chainermn_ng.datasets.shared import share_in_host
 
 __all__ = [
     "DataSizeError",
     "ScatteredDataset",
+    "SeededOrder",
     "create_empty_dataset",
     "get_epoch_trigger",
     "get_n_iterations_for_one_epoch",
     "padding_mask",
     "scatter_dataset",
     "scatter_index",
+    "share_in_host",
 ]

@@ -13,6 +13,7 @@ from chainermn_ng.communicators import ChainerCommunicator
 from chainermn_ng.communicators.factory import engine_of
 from chainermn_ng.datasets.scatter_plan import ScatterPlan, exact_part
 from chainermn_ng.datasets.scattered_dataset import ScatteredDataset
+from chainermn_ng.datasets.shared import share_in_host
 from communicators.arguments import check_max_buf_len, check_root
 
 # Messages of a scatter in progress are told apart from those of the script by it.
@@ -33,6 +34,7 @@ def scatter_dataset(
     *,
     force_equal_length: bool = True,
     in_memory: bool | None = None,
+    shared_memory: bool = False,
 ) -> ScatteredDataset:
     """Give each rank its shard of the data set of rank ``root``. Collective.
 
@@ -62,6 +64,10 @@ def scatter_dataset(
         in_memory: ``True`` cuts the samples out of any data set, reading each once,
             at ``root``, now; right for a class of one's own that holds its samples in
             memory and returns them unchanged. ``False`` sends any data set whole.
+        shared_memory: put the whole data set into memory that the ranks of a host
+            share, as :func:`~chainermn_ng.datasets.share_in_host` does, and let each
+            shard select its samples there: one copy of the set a host, read-only. For
+            data sets of NumPy arrays.
 
     Returns:
         ScatteredDataset: this rank's shard.
@@ -76,16 +82,25 @@ def scatter_dataset(
         try:
             check_root(root, engine.size, "scatter_dataset")
             check_max_buf_len(max_buf_len, "scatter_dataset")
+            if shared_memory and in_memory is not None:
+                raise ValueError(
+                    "scatter_dataset: in_memory or shared_memory, not both"
+                )
             if engine.rank == root:
                 plan = ScatterPlan(
                     dataset, engine.size, shuffle, seed, force_equal_length
                 )
-                plan.decide(in_memory)
+                if not shared_memory:
+                    plan.decide(in_memory)
         except Exception as failure:
             error = failure
         details = f"root={root}, force_equal_length={force_equal_length}"
+        if shared_memory:
+            details += ", shared_memory=True"
         engine.agree("scatter_dataset", details, error=error)
-        if plan is not None:
+        if shared_memory:
+            shard = _shard_of_shared(engine, plan, root)
+        elif plan is not None:
             shard = _send_shards(engine, plan, max_buf_len)
         else:
             shard = _receive_shard(engine, root)
@@ -135,6 +150,18 @@ def scatter_index(
         begin = n_samples * rank // size
         return begin, begin + -(-n_samples // size)
     return exact_part(n_samples, size, rank)
+
+
+def _shard_of_shared(
+    engine: communicators.CommunicatorBase, plan: ScatterPlan | None, root: int
+) -> ScatteredDataset:
+    parts, dataset = None, None
+    if plan is not None:
+        dataset = plan.dataset
+        parts = [plan.shard(rank)[1:] for rank in range(plan.size)]
+    positions, indices, n_padding = engine.scatter_obj(parts, root=root)
+    base = share_in_host(engine, dataset, root=root)
+    return ScatteredDataset(base, positions, indices, n_padding)
 
 
 def _send_shards(

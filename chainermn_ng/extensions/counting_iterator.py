@@ -6,18 +6,17 @@ import copy
 from typing import Any
 
 import chainer
-import numpy as np
 
-from chainermn_ng.datasets.scattered_dataset import padding_mask
+from chainermn_ng.iterators.padding import PaddingOfBatches
 
 
 class CountingIterator(chainer.dataset.Iterator):
     """Stands in for an iterator while an evaluator runs.
 
     Samples that :func:`~chainermn_ng.datasets.padding_mask` marks are dropped from
-    the batches, and batches without any other are skipped. It knows the order of
-    Chainer's own iterators, shuffled or not; of others it takes that they go through
-    the data set from first to last. Over no samples it stops at once.
+    the batches, and batches without any other are skipped. An iterator may say itself
+    which samples of its last batch are padding, by an attribute ``batch_padding``
+    (bool, one per sample, or ``None``). Over no samples it stops at once.
 
     Args:
         iterator: the real one, which does not repeat.
@@ -30,9 +29,7 @@ class CountingIterator(chainer.dataset.Iterator):
         self._count = [0]
         dataset = getattr(iterator, "dataset", None)
         self.is_empty = dataset is not None and len(dataset) == 0
-        self._padding = None if dataset is None else padding_mask(dataset)
-        self._position = 0
-        self._order: np.ndarray | None = None
+        self._says_padding = hasattr(iterator, "batch_padding")
         self._note_order()
 
     @property
@@ -43,16 +40,13 @@ class CountingIterator(chainer.dataset.Iterator):
     @property
     def has_no_samples(self) -> bool:
         """Whether its data set is empty, or all of it is padding."""
-        if self._padding is None:
+        if self._says_padding:
             return self.is_empty
-        return bool(np.all(self._padding))
+        return self.is_empty or self._padding.is_everything
 
     def _note_order(self) -> None:
         # Drawn anew when an epoch ends, so it has to be read before.
-        state = getattr(self._iterator, "_state", None)
-        self._position = getattr(state, "current_position", 0)
-        order = getattr(state, "order", None)
-        self._order = None if order is None else np.array(order)
+        self._padding = PaddingOfBatches(self._iterator)
 
     def __next__(self) -> list[Any]:
         if self.is_empty:
@@ -66,14 +60,11 @@ class CountingIterator(chainer.dataset.Iterator):
     next = __next__
 
     def _without_padding(self, batch: Any) -> Any:
-        if self._padding is None:
-            return batch
-        positions = np.arange(self._position, self._position + len(batch))
-        self._position += len(batch)
-        if self._order is not None:
-            positions = self._order[positions]
-        is_padding = self._padding[positions]
-        if not is_padding.any():
+        if self._says_padding:
+            is_padding = self._iterator.batch_padding
+        else:
+            is_padding = self._padding.of_next(len(batch))
+        if is_padding is None:
             return batch
         return [x for x, drop in zip(batch, is_padding, strict=True) if not drop]
 

@@ -42,22 +42,36 @@ class WeightedSums:
             number = _as_float(value)
             # A zero weight must not turn an infinite value into NaN.
             if number is not None and own_weight:
-                total, weights = self._sums.get(key, (0.0, 0.0))
-                self._sums[key] = total + number * own_weight, weights + own_weight
+                self.add_total(key, number * own_weight, own_weight)
 
-    def mean_over_ranks(self, engine: communicators.CommunicatorBase) -> dict[str, Any]:
+    def add_total(self, key: str, total: float, weight: float) -> None:
+        """Add a weighted sum, and the sum of its weights, to those of a key."""
+        if weight:
+            before = self._sums.get(key, (0.0, 0.0))
+            self._sums[key] = before[0] + total, before[1] + weight
+
+    def total_of(self, key: str) -> tuple[float, float]:
+        """Return the weighted sum of a key, and the sum of its weights."""
+        return self._sums.get(key, (0.0, 0.0))
+
+    def mean_over_ranks(
+        self, engine: communicators.CommunicatorBase, *, warns: bool = True
+    ) -> dict[str, Any]:
         """Return the weighted mean of each key that some rank has. Collective.
 
+        Args:
+            engine: whose ranks take part.
+            warns: warn on rank 0 if there is no result.
+
         Returns:
-            dict: key -> float, the same on all ranks; empty, with a warning on rank
-            0, if no rank has any.
+            dict: key -> float, the same on all ranks; empty if no rank has any.
         """
         merged: dict[str, tuple[float, float]] = {}
         for sums in engine.allgather_obj(self._sums):
             for key, (total, weight) in sums.items():
                 before = merged.get(key, (0.0, 0.0))
                 merged[key] = before[0] + total, before[1] + weight
-        if not merged and engine.rank == 0:
+        if warns and not merged and engine.rank == 0:
             warnings.warn(
                 "the evaluation has no result: no rank had a sample to evaluate, or "
                 "nothing was reported",

@@ -47,7 +47,7 @@ class OldNameFinder(importlib.abc.MetaPathFinder):
         name = NEW + fullname.removeprefix(OLD)
         if name not in sys.modules and importlib.util.find_spec(name) is None:
             raise ModuleNotFoundError(
-                f"{NEW}, which stands in for {OLD} here, has no module {name!r} yet",
+                f"{NEW}, which stands in for {OLD} here, has no module {name!r}",
                 name=fullname,
             )
         module = importlib.import_module(name)

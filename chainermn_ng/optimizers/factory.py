@@ -37,10 +37,14 @@ def create_multi_node_optimizer(
         count_samples: by default all ranks weigh the same, whatever their batches.
             With a function of the loss function's arguments that returns the number
             of samples in this rank's batch, the step is that of one process on all
-            of them, for a loss that is a mean over samples;
-            :func:`~chainermn_ng.optimizers.count_first_argument` is one. It costs
-            one small all-reduce a step. In a loop of one's own pass the batch as
-            ``optimizer.update(None, *batch)``.
+            of them, for a loss that is a mean over samples. For batches of a
+            :class:`~chainermn_ng.iterators.ShardIterator` it is the iterator's
+            ``count_samples``, for others of different lengths
+            :func:`~chainermn_ng.optimizers.count_first_argument`. It costs one small
+            all-reduce a step. In a loop of one's own pass the batch as
+            ``optimizer.update(None, *batch)``. In a model whose forward pass is
+            collective (:class:`~chainermn_ng.links.MultiNodeBatchNormalization`)
+            ranks without samples run the loss function, too.
 
     Returns:
         MultiNodeOptimizer: a stand-in for ``actual_optimizer``; with double buffering

@@ -7,6 +7,14 @@ import copy
 import chainer
 
 
+def meets_other_ranks(model: chainer.Link) -> bool:
+    """Tell whether the forward pass of some link is collective.
+
+    Such links have an attribute ``meets_other_ranks`` that is true.
+    """
+    return any(getattr(link, "meets_other_ranks", False) for link in model.links())
+
+
 class LinkAttributes:
     """What a model's links hold beside parameters, kept to be put back.
 

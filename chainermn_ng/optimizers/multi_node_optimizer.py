@@ -21,8 +21,11 @@ from chainermn_ng.communicators.model_sync import (
 from chainermn_ng.communicators.parameters import named_parameters
 from chainermn_ng.optimizers import optimizer_state
 from chainermn_ng.optimizers.double_buffering_snapshot import holds_averages
-from chainermn_ng.optimizers.link_attributes import LinkAttributes
-from chainermn_ng.optimizers.samples import warn_if_batch_exceeds_shard
+from chainermn_ng.optimizers.link_attributes import LinkAttributes, meets_other_ranks
+from chainermn_ng.optimizers.samples import (
+    warn_if_batch_exceeds_shard,
+    warn_if_shards_differ,
+)
 
 _MAX_FORWARDS = 3
 
@@ -118,12 +121,16 @@ class MultiNodeOptimizer:
             self._batch_is_checked = True
             warn_if_batch_exceeds_shard(self.communicator, args, kwds)
         share = self._share(args, kwds)
-        if lossfun is not None and share == 0 and not self._lazy:
+        meets = share is not None and meets_other_ranks(self.target)
+        if lossfun is not None and share == 0 and not self._lazy and not meets:
             # A loss over no samples is NaN or an error; it has no part in the mean.
             self.actual_optimizer.target.cleargrads()
         elif lossfun is not None:
-            self._compute_gradients(lossfun, args, kwds)
+            weight = share * self.communicator.size if meets else None
+            self._compute_gradients(lossfun, args, kwds, weight)
             parameters = named_parameters(self.target)
+            if meets:
+                share = None
         elif self._lazy and self._settle():
             self._warn_of_first_gradient()
         self._step(parameters, share)
@@ -154,6 +161,17 @@ class MultiNodeOptimizer:
             self._set_state(state)
         self._known, self._lazy = _paths(named_parameters(self.target)), result.lazy
 
+    def assume_in_step(self) -> None:
+        """Take it that all ranks hold the same model and optimizer state already.
+
+        Not collective; called on all ranks after each has loaded its snapshot of one
+        iteration. The next :meth:`update` then sends nothing, and persistent values
+        stay as they are on each rank.
+        """
+        parameters = named_parameters(self.target)
+        self._known = _paths(parameters)
+        self._lazy = tuple(name for name, p in parameters if p.array is None)
+
     def _step(
         self, parameters: Sequence[tuple[str, chainer.Parameter]], share: float | None
     ) -> None:
@@ -179,7 +197,9 @@ class MultiNodeOptimizer:
     def _set_state(self, state: dict[str, Any]) -> None:
         optimizer_state.apply(self.actual_optimizer, state)
 
-    def _compute_gradients(self, lossfun: Any, args: Any, kwds: Any) -> None:
+    def _compute_gradients(
+        self, lossfun: Any, args: Any, kwds: Any, weight: float | None
+    ) -> None:
         actual = self.actual_optimizer
         for n_left in reversed(range(_MAX_FORWARDS)):
             before = LinkAttributes(actual.target) if self._lazy else None
@@ -196,7 +216,13 @@ class MultiNodeOptimizer:
             actual.target.cleargrads()
         else:
             actual.target.zerograds()
+        if weight is not None:
+            # Before the backward pass, in which gradients travel between the ranks.
+            loss = loss * weight
         loss.backward(loss_scale=actual._loss_scale)
+        if weight == 0:
+            # They are zero, or the NaN of a loss over no samples.
+            actual.target.cleargrads()
 
     def _synchronise(self, has_gradients: bool) -> None:
         comm = self.communicator
@@ -206,7 +232,12 @@ class MultiNodeOptimizer:
         )
         # A rank that alone has loaded a snapshot brings momentum and step count along.
         state = self._state(hyperparameters=False)
-        if len(set(comm.allgather_obj(optimizer_state.digest_of(state)))) > 1:
+        digests, shards = zip(
+            *comm.allgather_obj((optimizer_state.digest_of(state), comm.longest_shard)),
+            strict=True,
+        )
+        warn_if_shards_differ(comm, shards)
+        if len(set(digests)) > 1:
             state = comm.bcast_obj(state, root=0)
             if comm.rank != 0:
                 self._set_state(state)

@@ -48,3 +48,25 @@ def warn_if_batch_exceeds_shard(
             f"on each of the {comm.size} ranks",
             stacklevel=4,
         )
+
+
+def warn_if_shards_differ(comm: ChainerCommunicator, longest: Sequence[int]) -> None:
+    """Warn on rank 0 if the ranks are about to train on shards of different lengths.
+
+    Their iterators begin new epochs in different iterations then, unless it is a
+    :class:`~chainermn_ng.iterators.ShardIterator`.
+
+    Args:
+        comm: knows whether one was made with it.
+        longest: the longest shard that each rank got through it; that of the training
+            set, as the others are smaller.
+    """
+    if comm.rank != 0 or comm.has_shard_iterator or len(set(longest)) == 1:
+        return
+    warnings.warn(
+        f"the ranks got shards of {min(longest)} to {max(longest)} samples. If these "
+        "are for training, the ranks begin their epochs in different iterations and "
+        "cannot stop together: iterate with chainermn_ng.iterators.ShardIterator, or "
+        "scatter with force_equal_length=True",
+        stacklevel=5,
+    )

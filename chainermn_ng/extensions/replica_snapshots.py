@@ -1,0 +1,417 @@
+"""Chainer's snapshot extension for several ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import pathlib
+import re
+import warnings
+import zipfile
+import zlib
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+from chainer import training
+from chainer.serializers import npz as chainer_npz
+from chainer.training import extension
+from chainer.training.extensions import _snapshot as chainer_snapshot
+from chainer.training.extensions import snapshot_writers
+
+from chainermn_ng.communicators.factory import engine_of
+from chainermn_ng.extensions import snapshot_content, snapshot_files
+from chainermn_ng.extensions.replica_sets import parse_replica_sets
+from chainermn_ng.extensions.snapshot_sets import agree
+
+_LABEL = "multi_node_snapshot"
+_TEMPORARY = "tmp-"
+
+
+def multi_node_snapshot(
+    comm: Any, snapshot: Any, replica_sets: Iterable[int | Iterable[int]]
+) -> MultiNodeSnapshot:
+    """Let one rank of each replica set take snapshots for all of that set.
+
+    ::
+
+        snapshot = chainer.training.extensions.snapshot(autoload=True, n_retains=3)
+        trainer.extend(multi_node_snapshot(comm, snapshot, [0]), trigger=(1, "epoch"))
+
+    A replica set are ranks whose trainers have the same extensions and the same state.
+    Here rank 0 is one of its own, since it alone prints and writes reports, and the
+    others, which are named nowhere, make up the second. The lowest rank of each saves,
+    in files with its number at the end of the name; the number of ranks may change.
+
+    Where every rank has a state of its own, such as the order of its samples and its
+    random generators, and training shall go on exactly as it was, take
+    :func:`~chainermn_ng.create_multi_node_checkpointer`.
+
+    Not collective. Attach it on all ranks, with the same trigger.
+
+    Args:
+        comm: communicator of this package, of the engine, or of mpi4py.
+        snapshot: made by ``chainer.training.extensions.snapshot`` or
+            ``snapshot_object``; its ``filename``, ``writer`` and hooks are changed.
+            With ``autoload`` all ranks load the newest iteration that all replica sets
+            hold undamaged. ``n_retains`` counts such iterations.
+        replica_sets: each a rank or several ranks.
+
+    Returns:
+        MultiNodeSnapshot: the extension; trigger and priority are those of
+        ``snapshot``.
+
+    Raises:
+        TypeError: not such a snapshot.
+        ValueError: ranks that do not exist, or are in two sets.
+    """
+    return MultiNodeSnapshot(comm, snapshot, replica_sets)
+
+
+class MultiNodeSnapshot(extension.Extension):
+    """Made by :func:`multi_node_snapshot`.
+
+    Attributes:
+        comm: the communicator.
+        snapshot: Chainer's extension, which saves on the master.
+        replica_set (set): the ranks of this one's replica set.
+        master (int): the lowest of them, which saves.
+    """
+
+    def __init__(
+        self, comm: Any, snapshot: Any, replica_sets: Iterable[int | Iterable[int]]
+    ) -> None:
+        if not isinstance(snapshot, chainer_snapshot._Snapshot):
+            raise TypeError(
+                f"multi_node_snapshot: got {type(snapshot).__qualname__}; expected "
+                "what chainer.training.extensions.snapshot() returns"
+            )
+        self.comm = comm
+        self.snapshot = snapshot
+        self.trigger, self.priority = snapshot.trigger, snapshot.priority
+        rank, size = _rank_and_size(comm)
+        self._rank = rank
+        self._masters = []
+        for members in parse_replica_sets(replica_sets, size):
+            self._masters.append(members[0])
+            if rank in members:
+                self.master, self.replica_set = members[0], set(members)
+        snapshot.filename = _with_rank(snapshot.filename, rank)
+        # Iteration of each of this rank's files, by name.
+        self._files: dict[str, int] = {}
+        self._run = ""
+        self._describe_and_seal()
+
+    @property
+    def is_master(self) -> bool:
+        """Whether this rank saves for its replica set."""
+        return self._rank == self.master
+
+    # -- saving ----------------------------------------------------------------------
+
+    def __call__(self, trainer: training.Trainer) -> None:
+        """Save on the masters. Collective; called by the trainer.
+
+        Raises:
+            OSError: a master cannot write; on all ranks. Older files are untouched.
+        """
+        error: BaseException | None = None
+        if self.is_master:
+            try:
+                self.snapshot(trainer)
+            except Exception as failure:
+                error = failure
+        with engine_of(self.comm) as engine:
+            agree(engine, f"{_LABEL}, writing", error)
+            self._remove_old(engine, pathlib.Path(trainer.out))
+
+    def on_error(self, trainer: training.Trainer, exc: Exception, tb: Any) -> None:
+        """Save if the snapshot is set to after an error; called by the trainer."""
+        if self.is_master:
+            self.snapshot.on_error(trainer, exc, tb)
+
+    def finalize(self) -> None:
+        """Wait for a writer in the background; called by the trainer."""
+        if self.is_master:
+            self.snapshot.finalize()
+
+    def _describe_and_seal(self) -> None:
+        """Let the snapshot's writer write files that can be checked."""
+        save_as_it_is = self.snapshot._make_snapshot
+        writer = self.snapshot.writer
+        meta: dict[str, Any] = {}
+
+        def make_snapshot(trainer: training.Trainer) -> None:
+            meta.update(
+                iteration=trainer.updater.iteration,
+                extensions=list(trainer._extensions),
+                rank=self._rank,
+                run=self._run,
+            )
+            save_as_it_is(trainer)
+
+        def write(filename: str, outdir: str, target: Any) -> None:
+            text = json.dumps(meta).encode()
+            target[snapshot_files.META_KEY] = np.frombuffer(text, np.uint8)
+            self._files[filename] = meta["iteration"]
+            writer(filename, outdir, target)
+
+        # Writers in a thread or a process call it there.
+        if isinstance(writer, snapshot_writers.QueueWriter):
+            writer._task.save = _save
+        elif isinstance(writer, snapshot_writers.Writer):
+            writer.save = _save
+        self.snapshot._make_snapshot = make_snapshot
+        self.snapshot.writer = _Delegate(writer, write)
+
+    def _remove_old(self, engine: Any, folder: pathlib.Path) -> None:
+        """Remove files beyond ``n_retains`` iterations that all masters hold."""
+        n_retains = self.snapshot.n_retains
+        if n_retains <= 0:
+            return
+        # A writer in the background may not be ready with the newest.
+        mine = [i for name, i in self._files.items() if (folder / name).exists()]
+        told = engine.allgather_obj(set(mine) if self.is_master else None)
+        common = set.intersection(*(held for held in told if held is not None))
+        if len(common) < n_retains or not self.is_master:
+            return
+        oldest = sorted(common)[-n_retains]
+        for name, iteration in list(self._files.items()):
+            if iteration < oldest:
+                snapshot_files.discard(folder / name)
+                del self._files[name]
+
+    # -- loading ---------------------------------------------------------------------
+
+    def initialize(self, trainer: training.Trainer) -> None:
+        """Load what all replica sets hold, with ``autoload``. Collective.
+
+        Called by the trainer when its run begins.
+
+        Raises:
+            KeyError, ValueError, TypeError: a file does not fit this program; on all
+                ranks.
+        """
+        folder = pathlib.Path(trainer.out)
+        with engine_of(self.comm) as engine:
+            self._run = engine.bcast_obj(os.urandom(8).hex())
+            error = None
+            try:
+                if self.is_master:
+                    _remove_leftovers(folder, self.snapshot.filename)
+                    self._files = _held(folder, self.snapshot.filename)
+            except OSError as failure:
+                error = failure
+            agree(engine, f"{_LABEL}, looking for files", error)
+            if self.snapshot.autoload:
+                self._autoload(engine, trainer, folder)
+
+    def _autoload(
+        self, engine: Any, trainer: training.Trainer, folder: pathlib.Path
+    ) -> None:
+        by_iteration = {i: name for name, i in sorted(self._files.items())}
+        views = engine.allgather_obj(by_iteration if self.is_master else {})
+        faults: list[str] = []
+        for iteration in sorted({i for view in views for i in view}, reverse=True):
+            lacking = [m for m in self._masters if iteration not in views[m]]
+            if lacking:
+                ranks = ", ".join(map(str, lacking))
+                faults.append(f"iteration {iteration}: no file of rank {ranks}")
+                continue
+            found = self._check(engine, folder, by_iteration.get(iteration))
+            if not found:
+                break
+            faults += [f"iteration {iteration}: {fault}" for fault in found]
+        else:
+            iteration = None
+        if faults and engine.rank == 0:
+            end = "training starts afresh" if iteration is None else "resumes at "
+            warnings.warn(
+                f"{_LABEL}: {end}{'' if iteration is None else iteration}; skipped: "
+                + "; ".join(faults),
+                stacklevel=4,
+            )
+        if iteration is not None:
+            self._load(engine, trainer, folder, by_iteration.get(iteration))
+
+    def _check(self, engine: Any, folder: pathlib.Path, name: str | None) -> list[str]:
+        """Return what is wrong with a set of files; the same on all ranks."""
+        run, fault = None, None
+        if self.is_master:
+            assert name is not None
+            try:
+                with _open_any(folder / name) as npz:
+                    run = snapshot_files.read_meta(npz).get("run")
+            except (OSError, ValueError) as error:
+                fault = f"{name} of rank {self._rank}: {error}"
+        told = engine.allgather_obj((run, fault))
+        faults = [other[1] for other in told if other[1] is not None]
+        # Files of Chainer's own snapshot extension do not say of which run they are.
+        if len({other[0] for other in told if other[0] is not None}) > 1 and not faults:
+            faults = ["its files are of different runs"]
+        return faults
+
+    def _load(
+        self,
+        engine: Any,
+        trainer: training.Trainer,
+        folder: pathlib.Path,
+        name: str | None,
+    ) -> None:
+        content, error = None, None
+        if self.is_master:
+            assert name is not None
+            try:
+                content = (folder / name).read_bytes()
+            except OSError as failure:
+                error = failure
+        agree(engine, f"{_LABEL}, reading", error)
+        replicas = engine.split(self.master, engine.rank)
+        content = replicas.bcast_obj(content)
+        replicas.finalize()
+        target = self.snapshot._target
+        target = trainer if target is None else target
+        lost: list[str] = []
+        try:
+            with _open_any(content) as npz:
+                meta = _description(npz)
+                lost = snapshot_content.load(target, npz, meta, is_own=True)
+        except Exception as failure:
+            error = failure
+        agree(engine, f"{_LABEL}, loading", error)
+        for rank, texts in enumerate(engine.allgather_obj(lost)):
+            for text in texts if engine.rank == 0 else []:
+                warnings.warn(
+                    f"{_LABEL}: {text} is not in the snapshot that rank {rank} loads",
+                    stacklevel=5,
+                )
+
+
+class _Delegate:
+    """Stands for a writer, and has something done before it writes."""
+
+    def __init__(self, writer: Any, write: Any) -> None:
+        self._writer = writer
+        self._write = write
+
+    def __call__(self, filename: str, outdir: str, target: Any) -> None:
+        self._write(filename, outdir, target)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._writer, name)
+
+
+def _save(filename: str, outdir: str, target: Any, savefun: Any, **kwds: Any) -> None:
+    """Save as ``Writer.save`` does, in a file that is complete and on the disk."""
+    folder = pathlib.Path(outdir)
+    temporary = folder / f"{_TEMPORARY}{filename}"
+    try:
+        if savefun is chainer_npz.save_npz:
+            # By an open file: NumPy would append .npz to a name.
+            with open(temporary, "wb") as file:
+                savefun(file, target, **kwds)
+            snapshot_files.seal_archive(temporary)
+        else:
+            savefun(str(temporary), target, **kwds)
+            with open(temporary, "r+b") as file:
+                os.fsync(file.fileno())
+        snapshot_files.commit(temporary, folder / filename)
+    except BaseException:
+        snapshot_files.discard(temporary)
+        raise
+
+
+def _rank_and_size(comm: Any) -> tuple[int, int]:
+    if hasattr(comm, "Get_rank"):
+        return comm.Get_rank(), comm.Get_size()
+    return comm.rank, comm.size
+
+
+def _with_rank(filename: Any, rank: int) -> Any:
+    if callable(filename):
+        return lambda trainer: f"{filename(trainer)}.{rank}"
+    return f"{filename}.{rank}"
+
+
+def _matching(folder: pathlib.Path, pattern: Any) -> list[str]:
+    """Return the files that a snapshot of this name may have written."""
+    if callable(pattern) or not folder.is_dir():
+        return []
+    parts = [re.escape(part) for part in re.split(r"\{[^{}]*\}", pattern)]
+    matcher = re.compile(".*".join(parts))
+    return sorted(name for name in os.listdir(folder) if matcher.fullmatch(name))
+
+
+def _remove_leftovers(folder: pathlib.Path, pattern: Any) -> None:
+    if not callable(pattern):
+        for name in _matching(folder, f"{_TEMPORARY}{pattern}"):
+            snapshot_files.discard(folder / name)
+
+
+def _held(folder: pathlib.Path, pattern: Any) -> dict[str, int]:
+    """Return the iteration of each of a rank's files, as far as it can be told."""
+    held = {}
+    for name in _matching(folder, pattern):
+        iteration = _iteration_of(folder / name)
+        if iteration is None:
+            # Damaged, or of a target without one: then the last number in its name.
+            numbers = re.findall(r"\d+", name.rpartition(".")[0])
+            iteration = int(numbers[-1]) if numbers else None
+        if iteration is not None:
+            held[name] = iteration
+    return held
+
+
+def _iteration_of(path: pathlib.Path) -> int | None:
+    try:
+        with np.load(path, allow_pickle=True) as npz:
+            if snapshot_files.META_KEY in npz:
+                return int(snapshot_files.read_meta(npz)["iteration"])
+            return int(npz["updater/iteration"])
+    except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile):
+        return None
+
+
+@contextlib.contextmanager
+def _open_any(source: pathlib.Path | bytes) -> Iterator[Any]:
+    """Open a sealed snapshot, or one of Chainer's own, whose parts have checksums."""
+    with contextlib.ExitStack() as stack:
+        try:
+            npz = stack.enter_context(snapshot_files.open_checked(source))
+        except snapshot_files.DamagedFileError:
+            npz = stack.enter_context(_open_unsealed(source))
+        yield npz
+
+
+def _open_unsealed(source: pathlib.Path | bytes) -> Any:
+    """Open a file of Chainer's snapshot extension after testing its checksums.
+
+    Raises:
+        DamagedFileError: a checksum is wrong, or it is no such file.
+    """
+    file = io.BytesIO(source) if isinstance(source, bytes) else source
+    try:
+        with zipfile.ZipFile(file) as archive:
+            bad = archive.testzip()
+            is_sealed = f"{snapshot_files.META_KEY}.npy" in archive.namelist()
+    except (zipfile.BadZipFile, EOFError, zlib.error) as error:
+        raise snapshot_files.DamagedFileError(f"damaged: {error}") from error
+    if bad is not None:
+        raise snapshot_files.DamagedFileError(f"damaged: wrong checksum of {bad}")
+    if is_sealed:
+        raise snapshot_files.DamagedFileError(
+            "damaged: its content does not match its digest"
+        )
+    return np.load(file, allow_pickle=True)
+
+
+def _description(npz: Any) -> dict[str, Any]:
+    """Return what loading needs to know, also of files that do not say it."""
+    meta = snapshot_files.read_meta(npz)
+    if "extensions" not in meta:
+        kinds = ("extensions/", "extension_triggers/")
+        names = [key.split("/")[1] for key in npz if key.startswith(kinds)]
+        meta["extensions"] = sorted(set(names))
+    return meta

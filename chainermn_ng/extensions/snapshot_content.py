@@ -1,0 +1,278 @@
+"""What a snapshot holds of a trainer or another object, and how it comes back."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import chainer
+import numpy as np
+from chainer import training
+from chainer.serializer import Deserializer
+from chainer.serializers import DictionarySerializer, NpzDeserializer
+from chainer.training.triggers import IntervalTrigger
+
+from chainermn_ng.extensions import generator_states
+
+_LOSS_SCALE = ("_loss_scale", "_loss_scaling_multiplier", "_loss_scaling_isnan_ever")
+
+
+def collect(target: Any, generators: Iterable[Any]) -> tuple[dict[str, Any], Any]:
+    """Return the arrays and the description of a target's state on this rank.
+
+    Args:
+        target: a trainer, an updater, or anything that Chainer can serialize.
+        generators: more objects that hold random generators.
+
+    Returns:
+        tuple: NumPy arrays by path, and data for JSON.
+    """
+    serializer = DictionarySerializer()
+    serializer.save(target)
+    meta = {
+        "generators": None,
+        "extensions": list(_extensions(target)),
+        "iterators": {
+            name: getattr(iterator, "epoch_detail", None)
+            for name, iterator in _iterators(target).items()
+        },
+        "hyperparameters": {
+            name: _hyperparameters(optimizer)
+            for name, optimizer in optimizers_of(target).items()
+        },
+    }
+    # At last: iterators that fetch ahead start anew when they are serialized, and
+    # draw the next order once more.
+    meta["generators"] = generator_states.capture(_roots(target, generators))
+    arrays = {name: np.asarray(array) for name, array in serializer.target.items()}
+    return arrays, meta
+
+
+def parameters_digest(target: Any, arrays: Mapping[str, Any]) -> bytes:
+    """Return 16 bytes that are equal on ranks with the same model.
+
+    Those of the parameters, where there are some, without persistent values, which
+    may differ between ranks; else those of all arrays.
+    """
+    names = sorted(_parameter_names(target) & set(arrays)) or sorted(arrays)
+    hasher = hashlib.blake2b(digest_size=16)
+    for name in names:
+        array = arrays[name]
+        hasher.update(f"{name} {array.shape} {array.dtype.str};".encode())
+        if array.dtype.hasobject:
+            hasher.update(repr(array.tolist()).encode())
+        else:
+            hasher.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return hasher.digest()
+
+
+def load(target: Any, npz: Any, meta: Mapping[str, Any], *, is_own: bool) -> list[str]:
+    """Load a snapshot into a target, all but random generators.
+
+    Extensions without a state in it stay as they are. Extensions that are added to a
+    trainer later get their state when they are.
+
+    Args:
+        target: as for :func:`collect`.
+        npz: the open snapshot.
+        meta: its description.
+        is_own: whether it is this rank's of as many ranks. Otherwise iterators keep
+            the order that they have, and go on in the same epoch after the same part
+            of it.
+
+    Returns:
+        What could not be restored, in words.
+
+    Raises:
+        KeyError, ValueError, TypeError: it is of another program. The target may have
+            been changed in part.
+    """
+    deserializer: Deserializer = NpzDeserializer(npz)
+    if not is_own:
+        deserializer = _Elsewhere(deserializer, _positions(target, meta))
+    known = set(meta["extensions"])
+    unknown = [name for name in _extensions(target) if name not in known]
+    with _without_extensions(target, unknown):
+        deserializer.load(target)
+    for name in unknown:
+        _begin_here(target, target._extensions[name].trigger)
+    if isinstance(target, training.Trainer):
+        _load_later(target, npz, known.difference(_extensions(target)))
+    return [f"the state of the extension {name}" for name in unknown if is_own]
+
+
+def restore_generators(
+    target: Any, meta: Mapping[str, Any], generators: Iterable[Any]
+) -> list[str]:
+    """Set this rank's random generators; return what could not be set, in words."""
+    return generator_states.restore(meta["generators"], _roots(target, generators))
+
+
+def restore_hyperparameters(target: Any, meta: Mapping[str, Any]) -> list[str]:
+    """Set learning rates and the like; return what was changed, in words."""
+    changes = []
+    for name, optimizer in optimizers_of(target).items():
+        saved = meta["hyperparameters"].get(name, {})
+        now = _hyperparameters(optimizer)
+        for key, value in saved.items():
+            if key in now and now[key] != value:
+                changes.append(f"{key} of {name}: {value!r} instead of {now[key]!r}")
+                setattr(optimizer, key, value)
+    return changes
+
+
+def optimizers_of(target: Any) -> dict[str, Any]:
+    """Return the optimizers of a trainer or updater, or the target if it is one."""
+    updater = _updater(target)
+    if hasattr(updater, "get_all_optimizers"):
+        return dict(updater.get_all_optimizers())
+    if hasattr(target, "update") and hasattr(target, "new_epoch"):
+        return {"main": target}
+    return {}
+
+
+# -- the parts of a target -----------------------------------------------------------
+
+
+def _updater(target: Any) -> Any:
+    return target.updater if isinstance(target, training.Trainer) else target
+
+
+def _extensions(target: Any) -> Any:
+    return target._extensions if isinstance(target, training.Trainer) else {}
+
+
+def _iterators(target: Any) -> dict[str, Any]:
+    return dict(getattr(_updater(target), "_iterators", {}))
+
+
+def _roots(target: Any, generators: Iterable[Any]) -> dict[str, Any]:
+    return {**_iterators(target), "generators": list(generators)}
+
+
+def _parameter_names(target: Any) -> set[str]:
+    if isinstance(target, chainer.Link):
+        return {path.lstrip("/") for path, _ in target.namedparams()}
+    if not hasattr(_updater(target), "get_all_optimizers"):
+        return set()
+    prefix = "updater/" if isinstance(target, training.Trainer) else ""
+    return {
+        f"{prefix}model:{name}/{path.lstrip('/')}"
+        for name, optimizer in optimizers_of(target).items()
+        for path, _ in optimizer.target.namedparams()
+    }
+
+
+def _hyperparameters(optimizer: Any) -> dict[str, Any]:
+    values = {}
+    if getattr(optimizer, "hyperparam", None) is not None:
+        values.update(optimizer.hyperparam.get_dict())
+    if getattr(optimizer, "_loss_scaling_is_dynamic", False):
+        # Else the program says it.
+        values.update({key: getattr(optimizer, key, None) for key in _LOSS_SCALE})
+    plain = {
+        key: value.item() if isinstance(value, np.generic) else value
+        for key, value in values.items()
+    }
+    return {k: v for k, v in plain.items() if isinstance(v, bool | int | float)}
+
+
+# -- extensions that come and go -----------------------------------------------------
+
+
+@contextlib.contextmanager
+def _without_extensions(target: Any, names: Iterable[str]) -> Iterator[None]:
+    """Hide some extensions of a trainer from its ``serialize``."""
+    extensions = _extensions(target)
+    everything = dict(extensions)
+    for name in names:
+        del extensions[name]
+    try:
+        yield
+    finally:
+        extensions.clear()
+        extensions.update(everything)
+
+
+def _begin_here(trainer: training.Trainer, trigger: Any) -> None:
+    """Let a trigger without a saved state count from now, not from iteration 0."""
+    if isinstance(trigger, IntervalTrigger):
+        trigger._previous_iteration = trainer.updater.iteration
+        detail = getattr(trainer.updater, "epoch_detail", None)
+        if detail is not None:
+            trigger._previous_epoch_detail = detail
+
+
+def _load_later(trainer: training.Trainer, npz: Any, names: set[str]) -> None:
+    """Load the state of extensions when they are added to the trainer."""
+    heads = [f"{kind}/{name}/" for name in names for kind in _KINDS]
+    kept = {key: npz[key] for key in npz if key.startswith(tuple(heads))}
+    add = type(trainer).extend
+
+    def extend(extension: Any, *args: Any, **kwargs: Any) -> None:
+        add(trainer, extension, *args, **kwargs)
+        entry = trainer._extensions[extension.name]
+        if extension.name not in names:
+            _begin_here(trainer, entry.trigger)
+            return
+        for kind, part in zip(_KINDS, (extension, entry.trigger), strict=True):
+            if hasattr(part, "serialize"):
+                part.serialize(NpzDeserializer(kept)[kind][extension.name])
+
+    trainer.extend = extend
+
+
+_KINDS = "extensions", "extension_triggers"
+
+
+# -- another number of ranks ---------------------------------------------------------
+
+
+def _positions(target: Any, meta: Mapping[str, Any]) -> dict[str, int]:
+    """Return how many samples of the epoch each iterator has behind it."""
+    positions = {}
+    for name, iterator in _iterators(target).items():
+        detail = meta["iterators"].get(name)
+        n_samples = len(getattr(iterator, "dataset", ()))
+        positions[name] = 0 if detail is None else int(detail % 1 * n_samples)
+    return positions
+
+
+class _Elsewhere(Deserializer):
+    """Reads the snapshot of another rank: iterators keep their order.
+
+    Args:
+        actual: reads the snapshot.
+        positions: current position of the iterators by name.
+    """
+
+    def __init__(self, actual: Deserializer, positions: Mapping[str, int]) -> None:
+        self._actual = actual
+        self._positions = positions
+
+    def __getitem__(self, key: str) -> Deserializer:
+        kind, _, name = key.partition(":")
+        if kind == "iterator":
+            return _IteratorElsewhere(self._actual[key], self._positions.get(name, 0))
+        return _Elsewhere(self._actual[key], self._positions)
+
+    def __call__(self, key: str, value: Any) -> Any:
+        return self._actual(key, value)
+
+
+class _IteratorElsewhere(Deserializer):
+    _TAKEN = frozenset({"epoch", "is_new_epoch", "previous_epoch_detail"})
+
+    def __init__(self, actual: Deserializer, position: int) -> None:
+        self._actual = actual
+        self._position = position
+
+    def __getitem__(self, key: str) -> Deserializer:
+        return self
+
+    def __call__(self, key: str, value: Any) -> Any:
+        if key == "current_position":
+            return self._position
+        return self._actual(key, value) if key in self._TAKEN else value
