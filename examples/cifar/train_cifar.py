@@ -148,8 +148,8 @@ def main():
         extensions.ExponentialShift("lr", 0.1),
         trigger=training.triggers.ManualScheduleTrigger(drops, "epoch"),
     )
-    averaged = chainermn_ng.extensions.AllreducePersistent(model, comm)
-    trainer.extend(averaged, trigger=(1, "epoch"))  # runs before the evaluator
+    # Once an epoch, before the evaluator.
+    trainer.extend(chainermn_ng.extensions.AllreducePersistent(model, comm))
     evaluator = extensions.Evaluator(test_iter, model, device=device)
     trainer.extend(chainermn_ng.create_multi_node_evaluator(evaluator, comm))
     columns = ["epoch", "lr", "main/loss", "main/accuracy"]

@@ -168,9 +168,7 @@ def main():
     shard = chainermn_ng.scatter_dataset(images, comm, shuffle=True, seed=args.seed)
     batchsize = max(args.batchsize // comm.size, 1)
     iterator = chainer.iterators.SerialIterator(shard, batchsize)
-    updater = Updater(
-        iterator, optimizers, comm, args.noise, args.pause_below, device
-    )
+    updater = Updater(iterator, optimizers, comm, args.noise, args.pause_below, device)
     trainer = training.Trainer(updater, (args.epoch, "epoch"), out=args.out)
     if comm.rank == 0:
         trainer.extend(extensions.LogReport())

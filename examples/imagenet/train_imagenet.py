@@ -2,7 +2,8 @@
 
     mpiexec -n 8 python examples/imagenet/train_imagenet.py --gpu --train train.txt \\
         --val val.txt --root images --allreduce-grad-dtype float16
-    mpiexec -n 2 python examples/imagenet/train_imagenet.py --smoke
+    mpiexec -n 2 python examples/imagenet/train_imagenet.py --smoke \\
+        --allreduce-grad-dtype float16
 
 Each line of the two lists has the path of an image, relative to --root, and the number
 of its class. --smoke writes small images of its own and trains a narrow network.
@@ -11,7 +12,7 @@ The recipe is that of Goyal et al., "Accurate, Large Minibatch SGD" (arXiv 1706.
 a learning rate proportional to the batch of all ranks, reached in five epochs of
 warm-up; no decay of biases and of batch normalization. Of their augmentation only
 crops and mirroring are here. Images are read by worker processes; gradients may travel
-as float16. The newest snapshot in --out, if there is one, is resumed.
+as float16. Started again, it goes on from the newest snapshot in --out.
 """
 
 import argparse
@@ -109,7 +110,9 @@ def parse_arguments():
     parser.add_argument("--arch", choices=list(MODELS), default="resnet50")
     parser.add_argument("--width", type=float, default=1.0, help="factor on channels")
     parser.add_argument("--mnbn", action="store_true", help="normalize over all ranks")
-    parser.add_argument("--batchsize", type=int, help="of all ranks; 32 on each of them")
+    parser.add_argument(
+        "--batchsize", type=int, help="of all ranks; 32 on each of them"
+    )
     parser.add_argument("--lr", type=float, default=0.1, help="for --lr-batchsize")
     parser.add_argument("--lr-batchsize", type=int, default=256)
     parser.add_argument("--warmup", type=float, default=5, help="epochs")
@@ -172,12 +175,15 @@ def main():
             pairs, comm, shuffle=is_train, seed=args.seed
         )
         reader = functools.partial(read_image, args.root, read_size)
+        # An order that survives loading ahead: a resumed run sees the same batches.
+        order = chainermn_ng.datasets.SeededOrder(args.seed) if is_train else None
         iterators[name] = chainer.iterators.MultiprocessIterator(
             chainer.datasets.TransformDataset(shard, reader),
             batchsize,
             repeat=is_train,
-            shuffle=is_train,
+            shuffle=None if is_train else False,
             n_processes=args.loaders,
+            order_sampler=order,
         )
 
     updater = training.StandardUpdater(
@@ -191,19 +197,24 @@ def main():
 
     set_learning_rate.initialize = set_learning_rate  # also before the first step
     trainer.extend(set_learning_rate)
-    trainer.extend(
-        chainermn_ng.extensions.AllreducePersistent(model, comm), trigger=(1, "epoch")
-    )
+    # Once an epoch: running statistics of all ranks, evaluation, comparison, snapshot.
+    trainer.extend(chainermn_ng.extensions.AllreducePersistent(model, comm))
     evaluator = extensions.Evaluator(
         iterators["val"], model, make_converter(size, False), device
     )
     trainer.extend(chainermn_ng.create_multi_node_evaluator(evaluator, comm))
+    trainer.extend(chainermn_ng.extensions.CheckState())
+    checkpointer = chainermn_ng.create_multi_node_checkpointer(
+        "imagenet", comm, cp_interval=2, gc_interval=1
+    )
+    trainer.extend(checkpointer, trigger=(1, "epoch"))
+    trainer.extend(extensions.observe_lr())
     columns = ["epoch", "lr", "main/loss", "main/accuracy"]
     columns += ["validation/main/loss", "validation/main/accuracy", "elapsed_time"]
-    if comm.rank == 0:
-        trainer.extend(extensions.observe_lr())
-        trainer.extend(extensions.LogReport())
-        trainer.extend(extensions.PrintReport(columns))
+    # Stand-ins on the other ranks make the snapshots of all ranks alike.
+    for report in extensions.LogReport(), extensions.PrintReport(columns):
+        trainer.extend(chainermn_ng.extensions.rank_zero_only(report))
+    checkpointer.maybe_load(trainer)
     trainer.run()
 
 

@@ -9,8 +9,30 @@ import numpy as np
 EOS = 0  # ends each sentence, and begins it where a word is expected before the first
 UNKNOWN = 1
 
-_ENGLISH = "zero one two three four five six seven eight nine".split()
-_SPANISH = "cero uno dos tres cuatro cinco seis siete ocho nueve".split()
+_ENGLISH = [
+    "zero",
+    "one",
+    "two",
+    "three",
+    "four",
+    "five",
+    "six",
+    "seven",
+    "eight",
+    "nine",
+]
+_SPANISH = [
+    "cero",
+    "uno",
+    "dos",
+    "tres",
+    "cuatro",
+    "cinco",
+    "seis",
+    "siete",
+    "ocho",
+    "nueve",
+]
 
 
 def generate(n_pairs, seed):

@@ -1,6 +1,7 @@
 """Train a translator of sentences on several ranks, each with a part of the pairs.
 
-    mpiexec -n 2 python examples/seq2seq/train_seq2seq.py --source en.txt --target fr.txt
+    mpiexec -n 2 python examples/seq2seq/train_seq2seq.py --source en.txt \\
+        --target fr.txt
     mpiexec -n 2 python examples/seq2seq/train_seq2seq.py --smoke
 
 Sentences are unequally long, so the ranks' batches have different numbers of words.

@@ -13,15 +13,15 @@ from helpers.jobs import REPOSITORY, JobResult, run_job
 
 EXAMPLES = REPOSITORY / "examples"
 
-#: Programs for one process, and modules that programs import, have no such line.
 _LINE = re.compile(r"^ *(mpiexec -n (\d+) python (examples/\S+\.py)( .*)?)$", re.M)
 
 
 def programs() -> list[str]:
     """Return the programs with a ``main()``, relative to the examples' folder."""
-    paths = sorted(EXAMPLES.rglob("*.py"))
     return [
-        str(path.relative_to(EXAMPLES)) for path in paths if "def main" in path.read_text()
+        str(path.relative_to(EXAMPLES))
+        for path in sorted(EXAMPLES.rglob("*.py"))
+        if "\ndef main(" in path.read_text()
     ]
 
 

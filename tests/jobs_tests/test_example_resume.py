@@ -111,9 +111,7 @@ def test_interrupted_training_goes_on_with_the_same_bits(tmp_path):
     iteration = int(re.search(r"^interrupted at iteration (\d+)$", output, re.M)[1])
 
     argv = ["--smoke", "--epoch", str(iteration // 14 + 2)]
-    resumed = submit(
-        tmp_path / "broken", tmp_path / "bin", argv, MPI_TYPE="mpiexec"
-    )
+    resumed = submit(tmp_path / "broken", tmp_path / "bin", argv, MPI_TYPE="mpiexec")
     assert resumed.returncode == 0, resumed.output
     assert f"resumed at iteration {iteration}\n" in resumed.stdout
 
