@@ -9,38 +9,17 @@ import numpy as np
 EOS = 0  # ends each sentence, and begins it where a word is expected before the first
 UNKNOWN = 1
 
-_ENGLISH = [
-    "zero",
-    "one",
-    "two",
-    "three",
-    "four",
-    "five",
-    "six",
-    "seven",
-    "eight",
-    "nine",
-]
-_SPANISH = [
-    "cero",
-    "uno",
-    "dos",
-    "tres",
-    "cuatro",
-    "cinco",
-    "seis",
-    "siete",
-    "ocho",
-    "nueve",
-]
+_ENGLISH = "zero one two three four five six seven eight nine"
+_SPANISH = "cero uno dos tres cuatro cinco seis siete ocho nueve"
 
 
 def generate(n_pairs, seed):
     """Return English numbers and the Spanish ones in the opposite order, as text."""
     draw = np.random.RandomState(seed)
     numbers = [draw.randint(0, 10, draw.randint(2, 6)) for _ in range(n_pairs)]
-    source = [" ".join(_ENGLISH[n] for n in line) for line in numbers]
-    target = [" ".join(_SPANISH[n] for n in line[::-1]) for line in numbers]
+    english, spanish = _ENGLISH.split(), _SPANISH.split()
+    source = [" ".join(english[n] for n in line) for line in numbers]
+    target = [" ".join(spanish[n] for n in line[::-1]) for line in numbers]
     return source, target
 
 
