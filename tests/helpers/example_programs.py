@@ -33,6 +33,11 @@ def documented_commands(program: str) -> list[list[str]]:
     return [shlex.split(match[1]) for match in _LINE.finditer(joined)]
 
 
+def accepted_flags(source: str) -> set[str]:
+    """Return the options that a program's parser knows."""
+    return set(re.findall(r"add_argument\(\s*\"(--[\w-]+)\"", source))
+
+
 def run_example(
     program: str,
     out: pathlib.Path,
