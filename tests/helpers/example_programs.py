@@ -28,8 +28,12 @@ def programs() -> list[str]:
 def documented_commands(program: str) -> list[list[str]]:
     """Return the lines with mpiexec in a program's docstring, as words."""
     tree = ast.parse((EXAMPLES / program).read_text())
-    docstring = ast.get_docstring(tree) or ""
-    joined = re.sub(r" *\\\n *", " ", docstring)
+    return commands_in(ast.get_docstring(tree) or "")
+
+
+def commands_in(text: str) -> list[list[str]]:
+    """Return the lines of a text that start examples by mpiexec, as words."""
+    joined = re.sub(r" *\\\n *", " ", text)
     return [shlex.split(match[1]) for match in _LINE.finditer(joined)]
 
 
