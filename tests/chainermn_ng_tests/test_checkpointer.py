@@ -88,6 +88,7 @@ def test_resumed_run_is_the_unbroken_one_bit_by_bit(
 
 
 @pytest.mark.parallel(2)
+@pytest.mark.filterwarnings("ignore:worker processes are forked")
 def test_worker_processes_that_fetch_ahead_keep_the_order(comm, tmp_path):
     folder = shared_folder(comm, tmp_path)
     options = {"make_iterator": processes, "every": 3}
