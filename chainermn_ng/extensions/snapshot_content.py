@@ -31,8 +31,17 @@ def collect(target: Any, generators: Iterable[Any]) -> tuple[dict[str, Any], Any
     """
     serializer = DictionarySerializer()
     serializer.save(target)
-    meta = {
-        "generators": None,
+    meta = describe(target)
+    # At last: iterators that fetch ahead start anew when they are serialized, and
+    # draw the next order once more.
+    meta["generators"] = generator_states.capture(_roots(target, generators))
+    arrays = {name: np.asarray(array) for name, array in serializer.target.items()}
+    return arrays, meta
+
+
+def describe(target: Any) -> dict[str, Any]:
+    """Return what loading has to know beside the arrays, without random generators."""
+    return {
         "extensions": list(_extensions(target)),
         "iterators": {
             name: getattr(iterator, "epoch_detail", None)
@@ -43,11 +52,6 @@ def collect(target: Any, generators: Iterable[Any]) -> tuple[dict[str, Any], Any
             for name, optimizer in optimizers_of(target).items()
         },
     }
-    # At last: iterators that fetch ahead start anew when they are serialized, and
-    # draw the next order once more.
-    meta["generators"] = generator_states.capture(_roots(target, generators))
-    arrays = {name: np.asarray(array) for name, array in serializer.target.items()}
-    return arrays, meta
 
 
 def parameters_digest(target: Any, arrays: Mapping[str, Any]) -> bytes:
@@ -133,6 +137,16 @@ def restore_hyperparameters(target: Any, meta: Mapping[str, Any]) -> list[str]:
                 changes.append(f"{key} of {name}: {value!r} instead of {now[key]!r}")
                 setattr(optimizer, key, value)
     return changes
+
+
+def initialize_shifts(target: Any) -> None:
+    """Let extensions that shift a rate set it, where they began before the load.
+
+    Chainer's have their last value in the snapshot, and set it when the run begins.
+    """
+    for entry in _extensions(target).values():
+        if getattr(entry.extension, "_last_value", None) is not None:
+            entry.extension.initialize(target)
 
 
 def optimizers_of(target: Any) -> dict[str, Any]:

@@ -233,3 +233,42 @@ def test_mistakes(comm):
     snapshot = multi_node_snapshot(comm, extensions.snapshot(), [0])
     assert (snapshot.trigger, snapshot.priority) == ((1, "epoch"), -100)
     assert (snapshot.is_master, snapshot.master, snapshot.replica_set) == (True, 0, {0})
+
+
+@pytest.mark.parallel(2)
+@pytest.mark.reports("chainer/chainermn#225")
+@pytest.mark.parametrize("kind", ["exponential", "step", "by hand"])
+def test_learning_rate_comes_back(comm, tmp_path, kind):
+    folder = shared_folder(comm, tmp_path)
+
+    def train_shifting(n_iterations):
+        trainer = make_trainer(comm, folder, n_iterations, n_samples=12)
+        snapshot = extensions.snapshot(autoload=True)
+        trainer.extend(
+            multi_node_snapshot(comm, snapshot, [0]), trigger=(4, "iteration")
+        )
+        if kind == "exponential":
+            trainer.extend(
+                extensions.ExponentialShift("lr", 0.5), trigger=(2, "iteration")
+            )
+        elif kind == "step":
+            trainer.extend(extensions.StepShift("lr", 0.5, 2), trigger=(1, "iteration"))
+        else:
+            trainer.extend(halve_rate, trigger=(2, "iteration"))
+        rates = []
+        trainer.extend(
+            lambda t: rates.append(t.updater.get_optimizer("main").lr), name="note"
+        )
+        return rates, recorded(trainer.run)[1]
+
+    train_shifting(4)
+    rates, texts = train_shifting(6)
+    ok = rates == [0.1 * 0.5**2, 0.1 * 0.5**3]
+    assert_all_ranks(comm, ok, f"{rates}")
+    # The script says another rate, and no extension knows better.
+    told = len(texts) == 1 and "lr of main: 0.025 instead of 0.1" in texts[0]
+    assert_all_ranks(comm, told == (kind == "by hand" and comm.rank == 0), f"{texts}")
+
+
+def halve_rate(trainer):
+    trainer.updater.get_optimizer("main").lr *= 0.5
