@@ -6,6 +6,7 @@ compat.prepare_chainer()  # before anything below imports chainer
 
 from chainermn_ng import (  # noqa: E402
     communicators,
+    cpu_fallback,
     datasets,
     extensions,
     functions,
@@ -23,7 +24,7 @@ from chainermn_ng.datasets import (  # noqa: E402
     scatter_dataset,
     scatter_index,
 )
-from chainermn_ng.devices import choose_device  # noqa: E402
+from chainermn_ng.devices import choose_device, why_no_gpu  # noqa: E402
 from chainermn_ng.extensions import (  # noqa: E402
     create_multi_node_checkpointer,
     create_multi_node_evaluator,
@@ -37,6 +38,7 @@ from chainermn_ng.optimizers import (  # noqa: E402
 from chainermn_ng.run_once import run_once_per_host  # noqa: E402
 from chainermn_ng.seeds import set_seed, shared_seed  # noqa: E402
 from communicators import __version__  # noqa: E402
+from communicators.call_place import look_through  # noqa: E402
 
 __all__ = [
     "CommunicatorBase",
@@ -48,6 +50,7 @@ __all__ = [
     "choose_device",
     "communicators",
     "compat",
+    "cpu_fallback",
     "create_communicator",
     "create_multi_node_checkpointer",
     "create_multi_node_evaluator",
@@ -66,4 +69,9 @@ __all__ = [
     "shared_seed",
 ]
 
+# An error of a collective names the line of the user's program that called these.
+for _package in ("chainer", "chainermn_ng"):
+    look_through(_package)
+
+cpu_fallback.prepare(why_no_gpu)
 global_except_hook._add_hook_if_enabled()

@@ -7,6 +7,7 @@ from typing import Any
 import chainer
 from chainer.backends import cuda
 
+from chainermn_ng import cpu_fallback
 from chainermn_ng.communicators.factory import engine_of
 from communicators import UnavailableError
 
@@ -25,7 +26,8 @@ def choose_device(comm: Any, gpu: bool = True) -> chainer.backend.Device:
     Args:
         comm: communicator of this package, of the engine, or of mpi4py.
         gpu: the same on all ranks. Without it the device is the CPU, and nothing is
-            changed.
+            changed; nor on machines without GPUs where
+            :mod:`chainermn_ng.cpu_fallback` is asked for.
 
     Returns:
         chainer.backend.Device: for ``model.to_device`` and the updater.
@@ -34,6 +36,7 @@ def choose_device(comm: Any, gpu: bool = True) -> chainer.backend.Device:
         UnavailableError: a rank has no GPU; on all ranks, with the reason.
         MismatchError: ``gpu`` differs between ranks.
     """
+    gpu = gpu and not cpu_fallback.is_active()
     with engine_of(comm) as engine:
         number = engine.world_intra_rank
         reason = why_no_gpu(number) if gpu else None

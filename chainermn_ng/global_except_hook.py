@@ -11,9 +11,8 @@ Environment variables:
 - ``CHAINERMN_FORCE_ABORT_ON_EXCEPTION``, ChainerMN's, turns it on again if not empty;
   it is on anyway.
 
-``sys.exit(n)`` is no uncaught exception: Python runs no hook for it. Ranks started by
-``python -m chainermn_ng`` end the job then, too; without that launcher the others see
-that a rank has left at their next collective.
+``sys.exit(n)`` with another status than 0 ends the job with that status, too; see
+:mod:`chainermn_ng.exit_hooks`.
 """
 
 from __future__ import annotations
@@ -21,15 +20,21 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 import traceback
 from types import TracebackType
 from typing import Any
 
-from chainermn_ng import job_control
+import communicators
+from chainermn_ng import exit_hooks, job_control
 
 __all__ = ["add_hook"]
 
 KEYBOARD_INTERRUPT_STATUS = 130  # 128 + SIGINT, as shells have it
+
+# An error that all ranks raise is printed by one of them, which ends the job. The
+# others print it too if they are still there after this.
+_OTHERS_TELL_AFTER_S = 3.0
 
 _previous_except_hook: Any = None
 _previous_threading_hook: Any = None
@@ -60,6 +65,15 @@ def end_job_for(error_type: type[BaseException], value: BaseException | None) ->
     job_control.end_job(status, f"uncaught {text}")
 
 
+def _let_another_rank_tell(value: BaseException | None) -> None:
+    """Wait if all ranks raise this error, and another one is to print it."""
+    is_everywhere = isinstance(value, communicators.MismatchError)
+    is_first = job_control.rank_and_size()[0] == 0
+    elsewhere = getattr(value, "is_told_elsewhere", is_everywhere and not is_first)
+    if elsewhere and enabled() and not _is_interactive():
+        time.sleep(_OTHERS_TELL_AFTER_S)
+
+
 def _except_hook(
     error_type: type[BaseException],
     value: BaseException,
@@ -71,6 +85,7 @@ def _except_hook(
         sys.__excepthook__(error_type, value, trace)
         return
     _running.is_inside = True
+    _let_another_rank_tell(value)
     try:
         _previous_except_hook(error_type, value, trace)
     except Exception:
@@ -87,6 +102,7 @@ def _threading_hook(args: Any) -> None:
         threading.__excepthook__(args)
         return
     _running.is_inside = True
+    _let_another_rank_tell(args.exc_value)
     try:
         _previous_threading_hook(args)
     except Exception:
@@ -113,6 +129,7 @@ def add_hook() -> None:
     if threading.excepthook is not _threading_hook:
         _previous_threading_hook = threading.excepthook
         threading.excepthook = _threading_hook
+    exit_hooks.add_hooks(enabled)
 
 
 def _add_hook_if_enabled() -> None:

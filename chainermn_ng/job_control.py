@@ -8,6 +8,8 @@ import stat
 import sys
 import time
 
+from communicators import leaving
+
 # Set by mpiexec for each rank: MPICH and relatives, Open MPI, Slurm's srun.
 _SIZE_VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 _RANK_VARIABLES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
@@ -19,6 +21,9 @@ _OUTPUT_S = 0.5
 # Children that a rank forks inherit everything that makes it a rank, and must never
 # end the job: this module is imported early, in the rank itself.
 _pid = os.getpid()
+
+# What it is before chainermn_ng.exit_hooks replaces it.
+_os_exit = os._exit
 
 
 def is_rank_process() -> bool:
@@ -36,6 +41,22 @@ def _mpi_running() -> bool:
         and mpi4py_mpi.Is_initialized()
         and not mpi4py_mpi.Is_finalized()
     )
+
+
+def is_in_mpi() -> bool:
+    """Tell whether MPI runs here, with other ranks beside this one."""
+    return _mpi_running() and rank_and_size()[1] > 1
+
+
+def leave_job() -> None:
+    """Meet the other ranks at their ends, and end MPI, as at the end of a program.
+
+    Each collective of theirs fails with an error that names this rank. Does nothing
+    where no communicator has been made: MPI alone cannot tell the others.
+    """
+    if leaving.has_entered():
+        leaving.leave()
+        sys.modules["mpi4py.MPI"].Finalize()
 
 
 def _first_int(names: tuple[str, ...], default: int) -> int:
@@ -109,7 +130,7 @@ def end_job(status: int, reason: str) -> None:
         os.write(pmi_socket, f"cmd=abort exitcode={status}\n".encode())
         time.sleep(5)  # mpiexec kills this process meanwhile
     # Not sys.exit: this may be any thread, and other threads may never end.
-    os._exit(status)
+    _os_exit(status)
 
 
 def _pmi_socket() -> int | None:

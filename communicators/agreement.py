@@ -9,27 +9,31 @@ it at the same moment, exchange descriptions, and raise the same error.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from communicators.call_place import call_place
+from communicators.difference_text import (
+    Details,
+    Report,
+    difference_text,
+    failure_text,
+)
 from communicators.errors import (
     CommunicationTimeoutError,
     CommunicatorError,
     MismatchError,
     build_shared_error,
     shared_type_name,
+    tell_on_one_rank,
 )
 from communicators.transports import load
 
 if TYPE_CHECKING:
     from communicators.transports.messages import Messenger
 
-#: What a collective works on: a text, or ``(name, description)`` of each array.
-Details = str | Sequence[tuple[str, str]]
-
-_MAX_DIFFERENCES = 5
 _DIGEST_OF_NOTHING = hashlib.blake2b(b"", digest_size=16).digest()
 #: Labels of the end: of one communicator by all ranks, of a rank's program.
 FINALIZE = "finalize"
@@ -49,13 +53,16 @@ class Agreement:
 
     Args:
         messenger: the control channel.
+        is_debugging: compare the sequence numbers, too.
 
     Attributes:
         sequence (int): number of collectives begun; equal on all ranks.
+        is_debugging (bool): see :mod:`communicators.debugging`; equal on all ranks.
     """
 
-    def __init__(self, messenger: Messenger) -> None:
+    def __init__(self, messenger: Messenger, is_debugging: bool = False) -> None:
         self._messenger = messenger
+        self.is_debugging = is_debugging
         self.sequence = 0
 
     def check(
@@ -66,6 +73,7 @@ class Agreement:
         digest: bytes | None = None,
         error: BaseException | None = None,
         presence: Sequence[bool] | None = None,
+        shown: Callable[[], str] | None = None,
     ) -> list[bool] | None:
         """Agree on one collective. All ranks call it, at the same point.
 
@@ -75,6 +83,7 @@ class Agreement:
             digest: ``digest_of(details)`` if the caller has it.
             error: why this rank cannot take part; then all ranks raise.
             presence: which arrays this rank holds; may differ between ranks.
+            shown: what else errors tell of this rank's call; may differ.
 
         Returns:
             The union of ``presence`` over all ranks, or ``None`` if not given.
@@ -94,11 +103,14 @@ class Agreement:
             raise CommunicatorError(
                 f"{label}: this communicator is unusable after an earlier time-out"
             )
-        header = _header(label, digest or digest_of(details), bits, error is not None)
+        name = label
+        if self.is_debugging and label != FINALIZE:
+            name = f"{label} #{self.sequence}"
+        header = _header(name, digest or digest_of(details), bits, error is not None)
         result = self._messenger.bitwise_or(header, lambda: self._describe(label))
         difference = _difference(result)
         if difference & _CORE:
-            self._raise_difference(label, details, error)
+            self._raise_difference(label, details, error, shown)
         if presence is None:
             return None
         if not difference:
@@ -116,23 +128,35 @@ class Agreement:
         return list(flags.astype(bool))
 
     def _raise_difference(
-        self, label: str, details: Details, error: BaseException | None
+        self,
+        label: str,
+        details: Details,
+        error: BaseException | None,
+        shown: Callable[[], str] | None,
     ) -> None:
         failure = None
         if error is not None:
             failure = (shared_type_name(error), f"{type(error).__name__}: {error}")
-        kept = details if isinstance(details, str) else list(details)
-        reports = self._messenger.share((self.sequence, label, kept, failure))
-        self.sequence = max(report[0] for report in reports)
-        labels = [report[1] for report in reports]
-        failures = {r: report[3] for r, report in enumerate(reports) if report[3]}
-        if failures and len(set(labels)) == 1:
-            type_name = next(iter(failures.values()))[0]
-            raise build_shared_error(type_name, _failure_text(label, failures))
-        raise MismatchError(
-            f"collective {self.sequence}: "
-            + _difference_text(labels, [report[2] for report in reports], failures)
+        report = Report(
+            self.sequence,
+            label,
+            details if isinstance(details, str) else list(details),
+            failure,
+            shown() if shown is not None and error is None else "",
+            call_place(),
         )
+        # As a plain tuple: what travels is the same in all versions.
+        reports = [Report(*told) for told in self._messenger.share(tuple(report))]
+        self.sequence = max(report.sequence for report in reports)
+        rank, failed = self._messenger.rank, [r for r, x in enumerate(reports) if x[3]]
+        here = [r for r, x in enumerate(reports) if x.label != LEAVING]
+        shared: Exception
+        if failed and len({report.label for report in reports}) == 1:
+            type_name = reports[failed[0]].failure[0]  # type: ignore[index]
+            shared = build_shared_error(type_name, failure_text(reports))
+        else:
+            shared = MismatchError(difference_text(reports))
+        raise tell_on_one_rank(shared, rank == (failed or here)[0])
 
     # -- leaving ---
 
@@ -151,13 +175,18 @@ class Agreement:
 
     def start_leaving(self) -> Any:
         """Begin the agreement on the end; return its result and MPI request."""
-        return self._messenger.start_or(_header(FINALIZE, digest_of(""), b"", False))
+        header = _header(FINALIZE, digest_of(""), b"", False)
+        return self._messenger.start_or(header, lambda: LEAVING)
 
     def finish_leaving(self, result: bytearray) -> bool:
         """Tell whether all ranks leave; if not, tell the others that this one does."""
         if not _difference(result) & _CORE:
             return True
-        self._messenger.share((self.sequence, LEAVING, "", None))
+        try:
+            self._messenger.share(tuple(Report(self.sequence, LEAVING, "", None)))
+        except CommunicationTimeoutError:
+            # The others have given up just now: there is nobody left to tell.
+            return True
         return False
 
 
@@ -216,60 +245,3 @@ def _difference(result: bytearray) -> int:
     ones = int.from_bytes(result[:_N_COMPARED], "little")
     zeros = int.from_bytes(result[_N_COMPARED : 2 * _N_COMPARED], "little")
     return ones & zeros
-
-
-def _by_text(texts: Iterable[tuple[int, str]]) -> list[tuple[str, str]]:
-    """Group ``(rank, text)`` by text; return pairs of text and its ranks in words."""
-    groups: dict[str, list[int]] = {}
-    for rank, text in texts:
-        groups.setdefault(text, []).append(rank)
-    return [(text, _ranks(ranks)) for text, ranks in groups.items()]
-
-
-def _failure_text(label: str, failures: dict[int, tuple[str, str]]) -> str:
-    texts = _by_text((rank, text) for rank, (_, text) in failures.items())
-    return f"{label} failed on " + "; on ".join(f"{who}: {text}" for text, who in texts)
-
-
-def _difference_text(
-    labels: list[str],
-    details: list[Details],
-    failures: dict[int, tuple[str, str]],
-) -> str:
-    if len(set(labels)) > 1:
-        parts = [f"{who}: {label}" for label, who in _by_text(enumerate(labels))]
-        text = "the ranks are in different operations: " + "; ".join(parts)
-        for rank, (_, why) in failures.items():
-            text += f"; rank {rank} failed with {why}"
-        return text
-    if all(not isinstance(item, str) for item in details):
-        return f"{labels[0]}: the ranks hold different arrays: " + _array_differences(
-            [dict(item) for item in details]  # type: ignore[arg-type]
-        )
-    texts = _by_text((rank, str(item)) for rank, item in enumerate(details))
-    parts = [f"{text} on {who}" for text, who in texts]
-    return f"{labels[0]}: the ranks gave different arguments: " + "; ".join(parts)
-
-
-def _array_differences(tables: list[dict[str, str]]) -> str:
-    names = list(dict.fromkeys(name for table in tables for name in table))
-    differences = []
-    for name in names:
-        found = enumerate(table.get(name, "absent") for table in tables)
-        texts = _by_text(found)
-        if len(texts) > 1:
-            parts = [f"{text} on {who}" for text, who in texts]
-            differences.append(f"{name}: " + ", ".join(parts))
-    if not differences:
-        return "the same ones in another order"
-    more = len(differences) - _MAX_DIFFERENCES
-    text = "; ".join(differences[:_MAX_DIFFERENCES])
-    return f"{text}; and {more} more" if more > 0 else text
-
-
-def _ranks(ranks: list[int]) -> str:
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    if len(ranks) > 8:
-        return f"{len(ranks)} ranks ({ranks[0]}, {ranks[1]}, ...)"
-    return "ranks " + ", ".join(map(str, ranks))

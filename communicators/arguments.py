@@ -28,6 +28,8 @@ def enter(
     size: int,
     root: Any = NO_ROOT,
     max_buf_len: int | None = None,
+    compared: Callable[[_T], str] | None = None,
+    shown: Callable[[_T], str] | None = None,
 ) -> _T:
     """Check and prepare this rank's arguments, then agree on the operation.
 
@@ -39,6 +41,8 @@ def enter(
         size: number of ranks.
         root: checked, and the same on all ranks.
         max_buf_len: checked, and the same on all ranks.
+        compared: what of that must be equal on all ranks in debug mode.
+        shown: what of that errors tell, as it may differ.
 
     Returns:
         What ``prepare`` returned.
@@ -57,9 +61,16 @@ def enter(
             details.append(f"max_buf_len={max_buf_len}")
             check_max_buf_len(max_buf_len, operation)
         prepared = prepare()
+        if compared is not None and agreement.is_debugging:
+            details.append(compared(prepared))
     except (TypeError, ValueError, CommunicatorError) as failure:
         error = failure
-    agreement.check(operation, ", ".join(details), error=error)
+    agreement.check(
+        operation,
+        ", ".join(details),
+        error=error,
+        shown=None if shown is None else lambda: shown(prepared),
+    )
     return prepared
 
 

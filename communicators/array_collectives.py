@@ -47,6 +47,21 @@ def _assemble(header: _Header, arrays: list[Any]) -> Any:
     return tuple(arrays) if header[0] else arrays[0]
 
 
+def _shown(rows: Sequence[_Prepared]) -> str:
+    """Return the specs of all arrays, for errors."""
+    return ", ".join(str(spec) for (_, specs), _ in rows for spec in specs)
+
+
+def _kinds(rows: Sequence[_Prepared]) -> str:
+    """Return what is compared in debug mode: all but the lengths of the axes."""
+    kinds = {
+        f"{len(specs)} array(s): "
+        + ", ".join(f"{len(spec.shape)}-dimensional {spec.dtype}" for spec in specs)
+        for (_, specs), _ in rows
+    }
+    return " or ".join(sorted(kinds))
+
+
 def _by_rank(rows: Sequence[_Prepared]) -> list[tuple[int, Any]]:
     return [(dest, array) for dest, (_, arrays) in enumerate(rows) for array in arrays]
 
@@ -129,15 +144,23 @@ class ArrayCollectives:
     def recv(self, source: int, tag: int) -> Any:
         received: list[Array] = []
 
-        def allocate(message: tuple[_Header | None, str | None]) -> list[Array]:
+        def allocate(message: tuple[_Header | int | None, str | None]) -> list[Array]:
             if message[0] is None:
                 return []
+            if isinstance(message[0], int):
+                # An object: taken all the same, so that the next message is found.
+                return [np.empty(message[0], np.uint8)]
             received.extend(np.empty(spec.shape, spec.dtype) for spec in message[0][1])
             return [to_bytes(array) for array in received]
 
         (header, refused), sender, _ = self._messenger.receive(source, tag, allocate)
         if header is None:
             raise TypeError(f"recv: rank {sender} could not send: {refused}")
+        if isinstance(header, int):
+            raise TypeError(
+                f"recv: rank {sender} sent an object, by send_obj; receive it by "
+                "recv_obj"
+            )
         return _assemble(
             header,
             [
@@ -173,6 +196,9 @@ class ArrayCollectives:
             size=self.size,
             root=root,
             max_buf_len=max_buf_len,
+            # What only the root has, the others do not.
+            compared=None if operation == "bcast" else lambda p: _kinds([p]),
+            shown=lambda prepared: _shown([prepared]),
         )
 
     def _enter_rows(
@@ -184,7 +210,15 @@ class ArrayCollectives:
             check_one_per_rank(data, self.size, operation, "arrays")
             return [self._prepare(operation, item) for item in data]
 
-        return enter(self._agreement, operation, prepare, size=self.size, root=root)
+        return enter(
+            self._agreement,
+            operation,
+            prepare,
+            size=self.size,
+            root=root,
+            compared=None if operation == "scatter" else _kinds,
+            shown=_shown,
+        )
 
     def _road(self, operation: str, headers: Sequence[_Header]) -> Road:
         """Return the way for the arrays of all ranks. Collective.

@@ -124,7 +124,12 @@ class ArrayReductions:
         except (TypeError, ValueError, CommunicatorError) as failure:
             error = failure
         specs = [str(ArraySpec.of(array)) for array, _ in prepared]
-        self._agreement.check(operation, f"op={op}, {', '.join(specs)}", error=error)
+        self._agreement.check(
+            operation,
+            f"op={op}, {', '.join(specs)}",
+            error=error,
+            shown=lambda: ", ".join(specs),
+        )
         return is_tuple, prepared, self._comm.nccl.open(device)
 
     def _finish(

@@ -16,6 +16,7 @@ from communicators.agreement import FINALIZE, Agreement, Details
 from communicators.array_collectives import ArrayCollectives
 from communicators.array_reductions import ArrayReductions
 from communicators.buckets import DEFAULT_BUCKET_BYTES, ArraySpec
+from communicators.debugging import is_debug_asked_for
 from communicators.devices.choose import DeviceChoice
 from communicators.devices.device import FlatBuffer
 from communicators.devices.host import nccl_takes_host_memory
@@ -122,6 +123,8 @@ class CommunicatorBase:
         devices: where its arrays may be.
         nccl: what it does with NCCL.
         nccl_binding: the name of the binding.
+        is_debugging: whether the ranks compare more than they need to (see
+            :mod:`communicators.debugging`); ``CHAINERMN_NG_DEBUG`` says it.
         real_host: number of the machine that this rank runs on, never pretended;
             counts the hosts of this communicator.
     """
@@ -158,11 +161,12 @@ class CommunicatorBase:
         self.nccl_binding = nccl_bindings.BINDINGS[0]
         if error is None:
             self.nccl_binding = nccl_binding or nccl_bindings.default_name()
+        self.is_debugging = error is None and is_debug_asked_for()
         messages = load("messages")
         self.mpi_comm = messages.world() if mpi_comm is None else mpi_comm
         self._lock = threading.RLock()
         self._messenger = messages.Messenger(self.mpi_comm, timeout_s)
-        self._agreement = Agreement(self._messenger)
+        self._agreement = Agreement(self._messenger, self.is_debugging)
         leaving.enter(self._agreement)
         by_nccl = error is None and nccl_takes_host_memory()
         # Before anything that MPI does without a time limit.
@@ -170,10 +174,13 @@ class CommunicatorBase:
             f"create_communicator {self.name or type(self).__qualname__}",
             f"allreduce_grad_dtype={self.allreduce_grad_dtype}, "
             f"bucket_bytes={self.bucket_bytes}, nccl_binding={self.nccl_binding}"
-            f"{', NumPy arrays by NCCL' if by_nccl else ''}",
+            f"{', NumPy arrays by NCCL' if by_nccl else ''}"
+            f"{', debug mode' if self.is_debugging else ''}",
             error=error,
         )
-        self._progress = load("progress").Progress(timeout_s, self._messenger.give_up)
+        self._progress = load("progress").Progress(
+            timeout_s, self._messenger.raise_if_asked, self._messenger.raise_stopped
+        )
         self._arrays = ArrayCollectives(self, self._messenger, self._agreement)
         self._objects = ObjectCollectives(self._messenger, self._agreement)
         self._reductions = ArrayReductions(self, self._agreement)
@@ -835,6 +842,7 @@ def _settings_error(
     try:
         check_timeout(timeout_s)
         parse_wire_dtype(allreduce_grad_dtype)
+        is_debug_asked_for()
         nccl_takes_host_memory()
         if nccl_binding is not None:
             nccl_bindings.load(nccl_binding)

@@ -82,3 +82,17 @@ def build_shared_error(type_name: str, text: str) -> Exception:
         if cls.__name__ == type_name:
             return cls(text)
     return RankFailedError(text)
+
+
+def tell_on_one_rank(error: Exception, is_here: bool) -> Exception:
+    """Note on an error that all ranks raise which of them is to print it.
+
+    Args:
+        error: the same on all ranks.
+        is_here: this is that rank.
+
+    Returns:
+        Exception: ``error``, whose attribute ``is_told_elsewhere`` says it.
+    """
+    error.is_told_elsewhere = not is_here  # type: ignore[attr-defined]
+    return error

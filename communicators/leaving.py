@@ -32,6 +32,11 @@ def enter(agreement: Agreement) -> None:
     _open.append(agreement)
 
 
+def has_entered() -> bool:
+    """Tell whether ranks of this process have to be told when it leaves."""
+    return _pid == os.getpid() and bool(_open)
+
+
 def is_open(agreement: Agreement) -> bool:
     """Tell whether :func:`enter` has been called and not been taken back."""
     return agreement in _open

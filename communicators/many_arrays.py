@@ -76,6 +76,7 @@ class ManyArrays:
             digest=self._digest(key),
             error=error,
             presence=present,
+            shown=lambda: f"{len(key)} arrays",
         )
         assert union is not None
         self._comm.nccl.open(device)
@@ -124,6 +125,7 @@ class ManyArrays:
             () if error else _LazyDetails(key),
             digest=self._digest(key),
             error=error,
+            shown=lambda: f"{len(key)} arrays",
         )
         if device.uses_nccl:
             self._comm.nccl.open(device)

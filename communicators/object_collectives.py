@@ -55,6 +55,10 @@ def _culprit(obj: object, path: str = "", depth: int = 3) -> str:
     return here
 
 
+def _types(objs: Sequence[Any]) -> str:
+    return ", ".join(type(obj).__qualname__ for obj in objs)
+
+
 def _combine(op: ObjectOp) -> Callable[[Any, Any], Any]:
     if callable(op):
         return op
@@ -135,7 +139,12 @@ class ObjectCollectives:
         except (TypeError, ValueError) as failure:
             error = failure
         name = op if isinstance(op, str) else getattr(op, "__qualname__", repr(op))
-        self._agreement.check("allreduce_obj", f"op={name}", error=error)
+        self._agreement.check(
+            "allreduce_obj",
+            f"op={name}",
+            error=error,
+            shown=lambda: _types([obj]),
+        )
         value, error = self._reduce_to_first(obj, combine)
         if self.rank == 0 and error is None and op == "mean":
             try:
@@ -196,7 +205,10 @@ class ObjectCollectives:
     def recv(self, source: int, tag: int, status: Any = None) -> Any:
         received: list[Array] = []
 
-        def allocate(header: tuple[int | None, str | None]) -> list[Array]:
+        def allocate(header: tuple[Any, str | None]) -> list[Array]:
+            if isinstance(header[0], tuple):
+                # Arrays: taken all the same, so that the next message is found.
+                return [np.empty(spec.nbytes, np.uint8) for spec in header[0][1]]
             if header[0] is not None:
                 received.append(np.empty(header[0], np.uint8))
             return received
@@ -208,6 +220,10 @@ class ObjectCollectives:
             status.Set_tag(sent_tag)
         if nbytes is None:
             raise TypeError(f"recv_obj: rank {sender} could not send: {refused}")
+        if isinstance(nbytes, tuple):
+            raise TypeError(
+                f"recv_obj: rank {sender} sent arrays, by send; receive them by recv"
+            )
         return pickle.loads(received[0].data)
 
     # -- parts ---
@@ -226,6 +242,7 @@ class ObjectCollectives:
             size=self.size,
             root=root,
             max_buf_len=max_buf_len,
+            shown=lambda _: _types(objs),
         )
 
     def _enter_rows(
@@ -237,7 +254,14 @@ class ObjectCollectives:
             check_one_per_rank(objs, self.size, operation, "objects")
             return [pickled(obj, operation) for obj in objs]
 
-        return enter(self._agreement, operation, prepare, size=self.size, root=root)
+        return enter(
+            self._agreement,
+            operation,
+            prepare,
+            size=self.size,
+            root=root,
+            shown=lambda packed: _types(objs) if packed else "",
+        )
 
     def _load(self, operation: str, parts: Sequence[Array]) -> list[Any]:
         error = None

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import io
 import sys
+from typing import Any
 
 import pytest
+from helpers import fault_matrix
+from helpers.jobs import REPOSITORY
 from mpi4py import MPI
 
 RANK = MPI.COMM_WORLD.rank
@@ -57,3 +60,12 @@ def pytest_report_header() -> str:
     """Say which MPI library the tests run on."""
     library = MPI.Get_library_version().splitlines()[0].strip("\0 ")
     return f"MPI: {library}; {SIZE} ranks"
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Print what became of the jobs whose ranks failed, if any were run."""
+    if fault_matrix.ROWS:
+        path = REPOSITORY / "build" / "fault_matrix.md"
+        fault_matrix.write(fault_matrix.ROWS, path)
+        terminalreporter.section(f"fault matrix, also in {path}")
+        terminalreporter.write(fault_matrix.markdown(fault_matrix.ROWS))

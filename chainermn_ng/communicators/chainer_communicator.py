@@ -13,6 +13,7 @@ import chainer
 import communicators
 from chainermn_ng.communicators import gradients, identity, model_sync, settings
 from chainermn_ng.communicators.background import Background
+from chainermn_ng.communicators.old_arguments import takes_root_second, takes_x
 from chainermn_ng.communicators.parameters import named_parameters
 
 # The same in every MPI that mpi4py knows; MPI need not be started to say it.
@@ -158,10 +159,13 @@ class ChainerCommunicator:
         """Receive what ``source`` sent with :meth:`send`."""
         return self.engine.recv(source, tag)
 
+    @takes_root_second
+    @takes_x
     def bcast(self, data: Any, max_buf_len: int | None = None, root: int = 0) -> Any:
         """Return the array of ``root`` on all ranks."""
         return self.engine.bcast(data, max_buf_len, root)
 
+    @takes_x
     def gather(self, data: Any, root: int = 0) -> Any:
         """Collect one array a rank on ``root``."""
         return self.engine.gather(data, root)
@@ -178,6 +182,7 @@ class ChainerCommunicator:
         """Send ``xs[i]`` of ``root`` to rank i."""
         return self.engine.scatter(xs, root)
 
+    @takes_x
     def allreduce(self, data: Any, op: str = "sum") -> Any:
         """Reduce an array over all ranks: sum, mean, max, min or prod."""
         return self.engine.allreduce(data, op)

@@ -7,13 +7,17 @@ from collections.abc import Iterator
 from typing import Any
 
 import communicators
+from chainermn_ng import cpu_fallback
 from chainermn_ng.communicators.chainer_communicator import ChainerCommunicator
 from chainermn_ng.communicators.settings import warn_of_batched_copy
 from chainermn_ng.threads import share_cores
 
 
 def create_communicator(
-    communicator_name: str = "auto", mpi_comm: Any = None, **kwargs: Any
+    communicator_name: str = "auto",
+    mpi_comm: Any = None,
+    allreduce_grad_dtype: Any = None,
+    **kwargs: Any,
 ) -> ChainerCommunicator:
     """Create a communicator by name. Collective.
 
@@ -24,10 +28,11 @@ def create_communicator(
         communicator_name: how gradients travel; see
             :func:`communicators.known_communicators`.
         mpi_comm: mpi4py communicator; by default all ranks of the job.
-        kwargs: options, among them ``allreduce_grad_dtype``, ``topology``,
-            ``bucket_bytes`` and ``timeout_s``; see
-            :func:`communicators.create_communicator`. ChainerMN's ``batched_copy``
-            is accepted with a warning.
+        allreduce_grad_dtype: dtype of gradients while they travel; ``None`` keeps
+            their own.
+        kwargs: further options, among them ``topology``, ``bucket_bytes`` and
+            ``timeout_s``; see :func:`communicators.create_communicator`.
+            ChainerMN's ``batched_copy`` is accepted with a warning.
 
     Raises:
         ValueError: an unknown name; the text lists the known ones.
@@ -37,7 +42,13 @@ def create_communicator(
     """
     if kwargs.pop("batched_copy", None) is not None:
         warn_of_batched_copy(stacklevel=3)
-    engine = communicators.create_communicator(communicator_name, mpi_comm, **kwargs)
+    kwargs["allreduce_grad_dtype"] = allreduce_grad_dtype
+    name = cpu_fallback.substitute(communicator_name)
+    try:
+        engine = communicators.create_communicator(name, mpi_comm, **kwargs)
+    except communicators.UnavailableError as error:
+        cpu_fallback.explain(error, name)
+        raise
     if mpi_comm is None:
         share_cores(engine)
     return ChainerCommunicator(engine)

@@ -4,19 +4,29 @@
     mpiexec -n 4 python -m chainermn_ng -m module [args]
     mpiexec -n 4 python -m chainermn_ng -c code [args]
     mpiexec -n 4 python -m chainermn_ng - [args]            (code from standard input)
+    mpiexec -n 4 python -m chainermn_ng --cpu-fallback script.py [args]
 
 The program runs as plain python would run it. Besides, Chainer 7.8.1 can be imported,
 "import chainermn" gives this package, and a rank that fails ends the job: by an
-uncaught exception in any thread, or by sys.exit with another status than 0.
+uncaught exception in any thread, or by sys.exit with another status than 0. With
+--cpu-fallback, programs that ask for a GPU run on the CPU where there is none.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib import metadata
 from types import TracebackType
 
-from chainermn_ng import compat, global_except_hook, job_control
+from chainermn_ng import (
+    compat,
+    cpu_fallback,
+    exit_hooks,
+    global_except_hook,
+    job_control,
+)
+from chainermn_ng.devices import why_no_gpu
 from chainermn_ng.launcher import worker_processes
 from chainermn_ng.launcher.old_name import answer_old_name
 from chainermn_ng.launcher.run_program import UsageError, run_program
@@ -41,6 +51,11 @@ def main(args: list[str] | None = None) -> None:
         print(f"chainermn-ng {_version()}")
         return
     compat.prepare_chainer()
+    if args and args[0] == cpu_fallback.OPTION:
+        # In the environment, so that worker processes have it too.
+        os.environ[cpu_fallback.VARIABLE] = "1"
+        cpu_fallback.prepare(why_no_gpu)
+        del args[0]
     answer_old_name()
     worker_processes.prepare_workers()
     global_except_hook.add_hook()
@@ -57,21 +72,15 @@ def main(args: list[str] | None = None) -> None:
 
 def _leave(error: SystemExit) -> None:
     """Leave as the program asked; end the job if that is a failure."""
-    code = error.code
-    if code is None or code == 0:
+    status = exit_hooks.status_of(error.code)
+    if status == 0:
         raise error
-    if isinstance(code, int):
-        # The operating system keeps 8 bits; a failure must not become 0 by that.
-        status = code & 0xFF or 1
-        reason = f"sys.exit({code})"
-    else:
-        status = 1
-        reason = "sys.exit with a message"
+    if not isinstance(error.code, int):
         job_control.flush_output()
-        print(code, file=sys.stderr)
+        print(error.code, file=sys.stderr)
     if global_except_hook.enabled():
-        job_control.end_job(status, reason)
-    sys.exit(code if isinstance(code, int) else status)
+        job_control.end_job(status, exit_hooks.text_of(error.code))
+    sys.exit(error.code if isinstance(error.code, int) else status)
 
 
 def _fail(error: BaseException) -> None:

@@ -97,6 +97,7 @@ class DoubleBufferingOptimizer(MultiNodeOptimizer):
         if waiting is not None:
             self._in_flight = None
             self._apply(waiting, parameters)
+            self._check_weights(parameters)
 
     def serialize(self, serializer: chainer.AbstractSerializer) -> None:
         """Save or load the wrapped optimizer and the gradient in flight.

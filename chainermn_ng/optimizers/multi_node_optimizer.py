@@ -22,6 +22,7 @@ from chainermn_ng.communicators.parameters import named_parameters
 from chainermn_ng.optimizers import optimizer_state
 from chainermn_ng.optimizers.double_buffering_snapshot import holds_averages
 from chainermn_ng.optimizers.link_attributes import LinkAttributes, meets_other_ranks
+from chainermn_ng.optimizers.same_weights import check_same_weights
 from chainermn_ng.optimizers.samples import (
     warn_if_batch_exceeds_shard,
     warn_if_shards_differ,
@@ -111,7 +112,8 @@ class MultiNodeOptimizer:
         Raises:
             MismatchError: the ranks are at different steps, in different optimizers,
                 or have different hyperparameters or models; raised on all ranks.
-                Neither weights nor gradients have been changed then.
+                Neither weights nor gradients have been changed then. In debug mode
+                also: the weights differ after the step.
         """
         # Walking through a large model takes time: once before, once after the pass.
         parameters = named_parameters(self.target)
@@ -137,6 +139,7 @@ class MultiNodeOptimizer:
             if meets and abs(share * self.communicator.size - 1) > 1e-6:
                 self._warn_of_late_weight()
         self._step(parameters, share)
+        self._check_weights(parameters)
 
     def flush(self) -> None:
         """Do nothing: every gradient has been applied by the update that computed it.
@@ -190,6 +193,14 @@ class MultiNodeOptimizer:
             share=share,
         )
         actual.update(None)
+
+    def _check_weights(
+        self, parameters: Sequence[tuple[str, chainer.Parameter]]
+    ) -> None:
+        engine = self.communicator.engine
+        if engine.is_debugging:
+            label = self._label(f"weights after step {self.actual_optimizer.t}")
+            check_same_weights(engine, parameters, label)
 
     def _state(self, *, hyperparameters: bool) -> dict[str, Any]:
         """Return what the ranks send each other; see :mod:`.optimizer_state`."""

@@ -9,16 +9,21 @@ from __future__ import annotations
 
 import pickle
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NoReturn
 
 import numpy as np
 from mpi4py import MPI
 
+from communicators.call_place import call_place
 from communicators.dtypes import Array
-from communicators.errors import CommunicationTimeoutError, CommunicatorError
+from communicators.errors import (
+    CommunicationTimeoutError,
+    CommunicatorError,
+    tell_on_one_rank,
+)
 from communicators.transports.mpi import post_recv, post_send
-from communicators.transports.waiting import Backoff, wait_all
+from communicators.transports.waiting import LISTEN_EVERY_S, Backoff, wait_all
 
 ANY_SOURCE: int = MPI.ANY_SOURCE
 ANY_TAG: int = MPI.ANY_TAG
@@ -30,7 +35,6 @@ _ANSWER_TAG = 2
 _VERDICT_TAG = 3
 _LEAVE_TAG = 4
 _ANSWER_WAIT_S = 2.0
-_LISTEN_EVERY_S = 0.25
 
 
 def world() -> Any:
@@ -86,6 +90,10 @@ def _nothing() -> None:
     pass
 
 
+def _create() -> str:
+    return "create_communicator"
+
+
 class Messenger:
     """Messages on two private MPI communicators: one for control, one for data.
 
@@ -121,6 +129,8 @@ class Messenger:
         self.is_broken = False
         #: Raises what a thread that watches other operations has found.
         self.raise_if_failed: Callable[[], None] = _nothing
+        # The collective that the ranks have agreed on last.
+        self._describe: Callable[[], str] = _create
         self._keep_alive: list[Any] = []
         self._farewells: list[Any] = []
 
@@ -138,12 +148,16 @@ class Messenger:
 
     # -- control ---
 
-    def start_or(self, bits: bytes) -> tuple[bytearray, Any]:
+    def start_or(
+        self, bits: bytes, describe: Callable[[], str]
+    ) -> tuple[bytearray, Any]:
         """Begin the bit-wise OR of ``bits`` over all ranks; return result, request.
 
         Args:
             bits: a multiple of 8 bytes, the same number on all ranks.
+            describe: names what begins with it, for the errors of later waits.
         """
+        self._describe = describe
         result = bytearray(len(bits))
         request = self._control.Iallreduce(
             [bits, MPI.UINT64_T], [result, MPI.UINT64_T], MPI.BOR
@@ -159,19 +173,19 @@ class Messenger:
             CommunicationTimeoutError: some ranks did not come within ``timeout_s``;
                 the text names them. Raised on every rank that waits.
         """
-        result, request = self.start_or(bits)
+        result, request = self.start_or(bits, describe)
         backoff = Backoff()
-        next_listen = _LISTEN_EVERY_S
+        next_listen = LISTEN_EVERY_S
         while not request.Test():
             backoff.pause()
             waited = backoff.waited_s
             if waited < next_listen:
                 continue
-            next_listen = waited + _LISTEN_EVERY_S
+            next_listen = waited + LISTEN_EVERY_S
             self.raise_if_failed()
             self.raise_if_asked(describe)
             if self.timeout_s is not None and waited > self.timeout_s:
-                self._raise_missing(describe(), waited)
+                self._raise_missing(describe(), waited, "did not come")
         # For a rank that comes late everything is complete at once, although the
         # others have given it up.
         self.raise_if_asked(describe)
@@ -198,47 +212,64 @@ class Messenger:
         asker = status.Get_source()
         self._control.recv(source=asker, tag=_ASK_TAG)
         self.give_up()
-        self._keep_alive.append(self._control.isend(None, asker, _ANSWER_TAG))
+        answer = self._control.isend(_waiting_in(describe), asker, _ANSWER_TAG)
+        self._keep_alive.append(answer)
         # The asker's text names the ranks that are missing; all raise the same.
         verdict = self._control.irecv(source=asker, tag=_VERDICT_TAG)
         end = time.monotonic() + 2 * _ANSWER_WAIT_S
         while time.monotonic() < end:
             done, text = verdict.test()
             if done:
-                raise CommunicationTimeoutError(text)
+                raise tell_on_one_rank(CommunicationTimeoutError(text), False)
             time.sleep(0.001)
         self._keep_alive.append(verdict)
         raise CommunicationTimeoutError(f"{describe()}: rank {asker} gave up waiting")
 
-    def _raise_missing(self, text: str, waited: float) -> None:
+    def raise_stopped(self, text: str, waited_s: float) -> NoReturn:
+        """Give up an operation that all ranks have begun; name those that stopped.
+
+        Args:
+            text: the operation.
+            waited_s: how long nothing has moved, in seconds.
+
+        Raises:
+            CommunicationTimeoutError: always, also on the other ranks that wait.
+        """
+        operation = self._describe()
+        if text != operation:
+            operation = f"{operation}, {text}"
+        what = "stopped in the middle of it: nothing came"
+        self._raise_missing(operation, waited_s, what)
+
+    def _raise_missing(self, text: str, waited_s: float, what: str) -> NoReturn:
         self.give_up()
+        waiting = {self.rank: _waiting_in(lambda: text)}
         for rank in range(self.size):
             if rank != self.rank:
-                request = self._control.isend(None, rank, _ASK_TAG)
+                request = self._control.isend(waiting[self.rank], rank, _ASK_TAG)
                 self._keep_alive.append(request)
         answered: set[int] = set()
-        asking = {self.rank}
         end = time.monotonic() + _ANSWER_WAIT_S
-        while time.monotonic() < end and len(answered | asking) < self.size:
+        while time.monotonic() < end and len(waiting) < self.size:
             # A rank that asks itself at this moment waits too.
-            for tag, heard in ((_ANSWER_TAG, answered), (_ASK_TAG, asking)):
+            for tag in (_ANSWER_TAG, _ASK_TAG):
                 status = MPI.Status()
                 if self._control.Iprobe(MPI.ANY_SOURCE, tag, status):
-                    heard.add(status.Get_source())
-                    self._control.recv(source=status.Get_source(), tag=tag)
+                    rank = status.Get_source()
+                    waiting[rank] = self._control.recv(source=rank, tag=tag)
+                    if tag == _ANSWER_TAG:
+                        answered.add(rank)
             time.sleep(0.001)
-        missing = sorted(set(range(self.size)) - answered - asking)
-        who = (
-            f"ranks {missing} of {self.size} did not come"
-            if missing
-            else "all ranks wait, but not for the same operation"
+        who = _missing_text(waiting, self.size, what)
+        verdict = (
+            f"{text}: {who} within {waited_s:.0f} s (timeout_s={self.timeout_s:g}); "
+            f"{_waiting_text(waiting)}"
         )
-        verdict = f"{text}: {who} within {waited:.0f} s (timeout_s={self.timeout_s:g})"
         # Those that come later than this find it waiting.
         requests = {
             rank: self._control.isend(verdict, rank, _VERDICT_TAG)
             for rank in range(self.size)
-            if rank not in asking
+            if rank not in waiting or rank in answered
         }
         self._keep_alive += requests.values()
         wait_all([requests[r] for r in answered], _ANSWER_WAIT_S, lambda: verdict)
@@ -255,12 +286,37 @@ class Messenger:
         return rank != MPI.ANY_SOURCE and bool(self._control.Iprobe(rank, _LEAVE_TAG))
 
     def share(self, value: Any) -> list[Any]:
-        """Give every rank the small values of all ranks, in rank order. Collective."""
-        return list(self._control.allgather(value))
+        """Give every rank the small values of all ranks, in rank order. Collective.
+
+        Raises:
+            CommunicationTimeoutError: a rank stopped in the middle.
+        """
+        packed = np.frombuffer(pickle.dumps(value), np.uint8)
+        sizes = np.empty(self.size, np.int64)
+        own = np.array([packed.size], np.int64)
+        self._finish(self._control.Iallgather(own, sizes))
+        parts = np.empty(sizes.sum(), np.uint8)
+        into = [parts, sizes.tolist(), MPI.BYTE]
+        self._finish(self._control.Iallgatherv([packed, MPI.BYTE], into))
+        ends = np.cumsum(sizes)
+        return [
+            pickle.loads(parts[end - n : end].data)
+            for n, end in zip(sizes, ends, strict=True)
+        ]
 
     def share_from(self, value: Any, root: int) -> Any:
-        """Give every rank the small value of ``root``. Collective."""
-        return self._control.bcast(value, root=root)
+        """Give every rank the small value of ``root``. Collective. As :meth:`share`."""
+        packed = np.frombuffer(pickle.dumps(value), np.uint8)
+        n_bytes = np.array([packed.size], np.int64)
+        self._finish(self._control.Ibcast(n_bytes, root=root))
+        if self.rank != root:
+            packed = np.empty(n_bytes[0], np.uint8)
+        self._finish(self._control.Ibcast([packed, MPI.BYTE], root=root))
+        return value if self.rank == root else pickle.loads(packed.data)
+
+    def _finish(self, request: Any) -> None:
+        """Wait for an MPI collective that the ranks have agreed on."""
+        self._wait([request], self._describe, is_collective=True)
 
     # -- bytes ---
 
@@ -268,7 +324,8 @@ class Messenger:
         """Copy root's bytes into ``data`` (uint8, contiguous) on every rank."""
         step = max_bytes or (1 << 28)
         for at in range(0, data.size, step):
-            self._data.Bcast([data[at : at + step], MPI.BYTE], root=root)
+            part = [data[at : at + step], MPI.BYTE]
+            self._finish(self._data.Ibcast(part, root=root))
         if self.rank == root:
             self.sent_bytes += data.size * (self.size - 1)
 
@@ -278,7 +335,7 @@ class Messenger:
         incoming: Sequence[tuple[int, Array]],
         label: str,
     ) -> None:
-        """Send and receive bytes with any ranks at once. Not only collective.
+        """Send and receive bytes with any ranks at once, inside of a collective.
 
         Args:
             outgoing: ``(dest, uint8 array)`` pairs; those for this rank are copied.
@@ -299,7 +356,7 @@ class Messenger:
             if dest != self.rank:
                 self.sent_bytes += data.size
                 requests += post_send(self._data, data, dest, 0)
-        self._wait(requests, lambda: label)
+        self._wait(requests, lambda: label, is_collective=True)
 
     # -- point to point ---
 
@@ -343,7 +400,7 @@ class Messenger:
 
         status = MPI.Status()
         backoff = Backoff()
-        next_listen = _LISTEN_EVERY_S
+        next_listen = LISTEN_EVERY_S
         # Every message of ours is a header and then its data, in this order, and both
         # are taken by one call: the first message with any tag is a header.
         wanted = MPI.ANY_TAG if tag == MPI.ANY_TAG else 2 * tag + 1
@@ -351,7 +408,8 @@ class Messenger:
         while message is None:
             backoff.pause()
             if backoff.waited_s > next_listen:
-                next_listen = backoff.waited_s + _LISTEN_EVERY_S
+                next_listen = backoff.waited_s + LISTEN_EVERY_S
+                self.raise_if_asked(describe)
                 if self._has_left(source):
                     # What it sent before may have come only now.
                     message = self._data.Improbe(source, wanted, status)
@@ -363,6 +421,7 @@ class Messenger:
             if self.timeout_s is not None and backoff.waited_s > self.timeout_s:
                 raise CommunicationTimeoutError(
                     f"{describe()}: nothing came within {self.timeout_s:g} s"
+                    + _called_from()
                 )
             message = self._data.Improbe(source, wanted, status)
         packed = np.empty(status.Get_count(MPI.BYTE), np.uint8)
@@ -375,13 +434,55 @@ class Messenger:
         self._wait(requests, describe)
         return header, sender, sent_tag
 
-    def _wait(self, requests: Sequence[Any], describe: Callable[[], str]) -> None:
+    def _wait(
+        self,
+        requests: Sequence[Any],
+        describe: Callable[[], str],
+        *,
+        is_collective: bool = False,
+    ) -> None:
         try:
-            wait_all(requests, self.timeout_s, describe)
-        except CommunicationTimeoutError:
+            wait_all(
+                requests,
+                self.timeout_s,
+                describe,
+                lambda: self.raise_if_asked(describe),
+            )
+        except CommunicationTimeoutError as error:
             self._keep_alive += requests
+            if self.is_broken:
+                raise  # what another rank has to say
             self.give_up()
-            raise
+            if is_collective:
+                assert self.timeout_s is not None
+                self.raise_stopped(describe(), self.timeout_s)
+            raise CommunicationTimeoutError(f"{error}{_called_from()}") from None
+
+
+def _called_from() -> str:
+    place = call_place()
+    return f"; called from {place}" if place else ""
+
+
+def _waiting_in(describe: Callable[[], str]) -> str:
+    """Return what a rank waits for, and the line of the program that called it."""
+    place = call_place()
+    return f"{describe()} at {place}" if place else describe()
+
+
+def _missing_text(waiting: Iterable[int], size: int, what: str) -> str:
+    missing = sorted(set(range(size)) - set(waiting))
+    if missing:
+        return f"ranks {missing} of {size} {what}"
+    return "all ranks wait, but not for the same operation,"
+
+
+def _waiting_text(waiting: Mapping[int, str]) -> str:
+    groups: dict[str, list[int]] = {}
+    for rank in sorted(waiting):
+        groups.setdefault(waiting[rank], []).append(rank)
+    parts = [f"ranks {ranks} in {text}" for text, ranks in groups.items()]
+    return "waiting: " + "; ".join(parts)
 
 
 # Communicators on which a rank gave up waiting: their pending collectives keep MPI

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from communicators import nccl_bindings
+from communicators.call_place import call_place
 from communicators.devices.buffer import DeviceBuffer
 from communicators.devices.device import NcclDevice
 from communicators.errors import (
@@ -262,9 +263,11 @@ class NcclSession:
         """
         self.raise_if_failed()
         self._n_issued += 1
+        place = call_place() if self._agreement.is_debugging else ""
         operation = self._watchdog.begin(
             f"{self._name}: {text}, NCCL operation {self._n_issued}, in group "
             f"{transport.label} (rank {transport.rank} of {transport.size})"
+            f"{f', called from {place}' if place else ''}"
         )
         device = self.device
         stream = self._streams[transport.lane % len(self._streams)]

@@ -8,10 +8,9 @@ them, so chunks and buckets overlap without a thread.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
-from communicators.errors import CommunicationTimeoutError
-from communicators.transports.waiting import Backoff
+from communicators.transports.waiting import LISTEN_EVERY_S, Backoff
 
 #: An operation in steps: yields requests to be completed before it is resumed.
 Steps = Generator[Sequence[Any], None, Any]
@@ -70,11 +69,20 @@ class Progress:
     Args:
         timeout_s: how long nothing at all may move while an operation is waited for,
             in seconds; ``None`` for no limit.
-        on_timeout: called before the error is raised.
+        listen: called now and then with what describes the operation waited for; may
+            raise what other ranks have to say.
+        on_timeout: raises the error for an operation, given its label and the time
+            waited in seconds.
     """
 
-    def __init__(self, timeout_s: float | None, on_timeout: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        timeout_s: float | None,
+        listen: Callable[[Callable[[], str]], None],
+        on_timeout: Callable[[str, float], NoReturn],
+    ) -> None:
         self.timeout_s = timeout_s
+        self._listen = listen
         self._on_timeout = on_timeout
         self._in_flight: list[_Operation] = []
 
@@ -92,17 +100,18 @@ class Progress:
             CommunicationTimeoutError: nothing moved for ``timeout_s``.
         """
         backoff = Backoff()
+        next_listen = LISTEN_EVERY_S
         while not target.done:
             moved = [operation.advance() for operation in self._in_flight]
             self._in_flight = [op for op in self._in_flight if not op.done]
             if any(moved):
-                backoff = Backoff()
+                backoff, next_listen = Backoff(), LISTEN_EVERY_S
                 continue
             backoff.pause()
-            if self.timeout_s is not None and backoff.waited_s > self.timeout_s:
-                self._on_timeout()
-                raise CommunicationTimeoutError(
-                    f"{target.label}: a rank stopped in the middle of it; nothing "
-                    f"came for {self.timeout_s:g} s"
-                )
+            waited_s = backoff.waited_s
+            if waited_s > next_listen:
+                next_listen = waited_s + LISTEN_EVERY_S
+                self._listen(lambda: target.label)
+            if self.timeout_s is not None and waited_s > self.timeout_s:
+                self._on_timeout(target.label, waited_s)
         self._in_flight = [op for op in self._in_flight if not op.done]

@@ -19,6 +19,9 @@ _SHORT_SLEEP_S = 50e-6
 _LONG_SLEEP_S = 1e-3
 _LONG_AFTER_S = 1.0
 
+#: How often a rank that waits looks whether another one asks where it is.
+LISTEN_EVERY_S = 0.25
+
 
 class Backoff:
     """One wait: call :meth:`pause` each time that nothing was ready."""
@@ -47,7 +50,10 @@ class Backoff:
 
 
 def wait_all(
-    requests: Sequence[Any], timeout_s: float | None, describe: Callable[[], str]
+    requests: Sequence[Any],
+    timeout_s: float | None,
+    describe: Callable[[], str],
+    listen: Callable[[], None] | None = None,
 ) -> None:
     """Wait until all MPI requests are complete.
 
@@ -55,16 +61,21 @@ def wait_all(
         requests: mpi4py requests.
         timeout_s: limit in seconds, or ``None`` for no limit.
         describe: called for the error's text.
+        listen: called now and then; may raise what other ranks have to say.
 
     Raises:
         CommunicationTimeoutError: not complete in time.
     """
     backoff = Backoff()
+    next_listen = LISTEN_EVERY_S
     pending = list(requests)
     while pending:
         pending = [request for request in pending if not request.Test()]
         if pending:
             backoff.pause()
+            if listen is not None and backoff.waited_s > next_listen:
+                next_listen = backoff.waited_s + LISTEN_EVERY_S
+                listen()
             if timeout_s is not None and backoff.waited_s > timeout_s:
                 raise CommunicationTimeoutError(
                     f"{describe()}: not complete after {timeout_s:g} s"

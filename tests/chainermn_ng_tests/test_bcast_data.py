@@ -17,6 +17,7 @@ def seeded_link(comm, **shapes):
     return link
 
 
+@pytest.mark.reports("pytorch/pytorch#79043")
 @pytest.mark.parallel([1, 2, 3])
 def test_all_ranks_get_the_roots_weights_in_any_layout_and_dtype(comm):
     value = comm.rank + 1.0

@@ -82,6 +82,9 @@ def are_means(comm, seen, numbers):
 # -- which gradients ---------------------------------------------------------------
 
 
+@pytest.mark.reports(
+    "chainer/chainermn#201", "chainer/chainermn#216", "NVIDIA/apex#1135"
+)
 @pytest.mark.parallel([1, 2, 3])
 @pytest.mark.parametrize("name", REAL)
 def test_call_k_applies_gradient_k_minus_1(name):

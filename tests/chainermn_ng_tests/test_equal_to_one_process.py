@@ -46,6 +46,7 @@ def check(comm, kind):
     assert_all_ranks(comm, ok, f"t={optimizer.t}")
 
 
+@pytest.mark.reports("chainer/chainermn#195", "chainer/chainermn#148")
 @pytest.mark.parallel([1, 2, 3, 4])
 @pytest.mark.parametrize("kind", list(OPTIMIZERS))
 @pytest.mark.parametrize("name", REAL)
@@ -78,6 +79,7 @@ def test_the_dummy_communicator_takes_local_steps(comm):
         assert_all_ranks(comm, ok)
 
 
+@pytest.mark.reports("horovod/horovod#1346", "mindspore-lab/mindcv#603")
 @pytest.mark.parallel([1, 2, 3])
 @pytest.mark.parametrize(
     "hook",
@@ -98,6 +100,7 @@ def test_hooks_see_the_average(comm, hook):
     assert_all_ranks(comm, ok)
 
 
+@pytest.mark.reports("horovod/horovod#546", "wkentaro/chainer-mask-rcnn#5")
 @pytest.mark.parallel([2, 3])
 def test_several_backward_passes_make_one_step_and_one_reduction(comm, monkeypatch):
     labels = []
@@ -122,6 +125,9 @@ def test_several_backward_passes_make_one_step_and_one_reduction(comm, monkeypat
     assert_all_ranks(comm, ok, f"{labels}")
 
 
+@pytest.mark.reports(
+    "pytorch/pytorch#67253", "pytorch/pytorch#37359", "huggingface/transformers#608"
+)
 @pytest.mark.parallel([2, 3])
 @pytest.mark.parametrize("has_loss_function", [True, False])
 def test_uneven_batches_weighted_by_samples(comm, has_loss_function):

@@ -28,6 +28,9 @@ def mean_of_ranks(comm):
     return (comm.size + 1) / 2
 
 
+@pytest.mark.reports(
+    "NVIDIA/Megatron-LM#5337", "pytorch/pytorch#47163", "chainer/chainermn#213"
+)
 @pytest.mark.parallel([1, 2, 3, 4])
 @pytest.mark.parametrize("name", REAL)
 def test_mean_is_right_for_each_layout_and_dtype(name):
@@ -59,6 +62,7 @@ def test_mean_is_right_for_each_layout_and_dtype(name):
             assert_all_ranks(comm, bool(ok), f"{key}: {found!r}")
 
 
+@pytest.mark.reports("horovod/horovod#1699", "horovod/horovod#278")
 @pytest.mark.parallel([2, 3, 4])
 def test_large_half_precision_gradients_stay_finite(comm):
     link = link_of(w=np.zeros(3, np.float16))
@@ -67,6 +71,7 @@ def test_large_half_precision_gradients_stay_finite(comm):
     assert_all_ranks(comm, np.allclose(link.w.grad, 40000), f"{link.w.grad!r}")
 
 
+@pytest.mark.reports("chainer/chainer#6759", "chainer/chainer#6133")
 @pytest.mark.parallel([2, 3, 4])
 def test_a_gradient_missing_on_some_ranks_counts_as_zero(comm):
     link = link_of(a=np.zeros(2, "f"), b=np.zeros((2, 2), "f"), unused=np.zeros(2))

@@ -43,6 +43,7 @@ def load(snapshot, obj):
     chainer.serializers.load_npz(io.BytesIO(snapshot), obj)
 
 
+@pytest.mark.reports("chainer/chainermn#275")
 @pytest.mark.parallel([1, 2, 3])
 def test_setup_returns_the_wrapper(comm):
     model = MLP(comm.rank)
@@ -79,6 +80,7 @@ def test_bad_arguments(comm):
     assert count_first_argument(3, x=np.zeros((4, 2))) == 4
 
 
+@pytest.mark.reports("chainer/chainermn#225", "chainer/chainermn#144")
 @pytest.mark.parallel([2, 3])
 def test_resume_equals_the_run_without_a_break(comm):
     data = batches(6, 12)
@@ -130,6 +132,9 @@ def test_a_snapshot_from_before_the_first_step(comm):
     assert_all_ranks(comm, ok)
 
 
+@pytest.mark.reports(
+    "horovod/horovod#526", "horovod/horovod#936", "horovod/horovod#1774"
+)
 @pytest.mark.parallel([2, 3])
 @pytest.mark.parametrize("when", ["before the first step", "later"])
 def test_one_rank_alone_loads_a_snapshot(comm, when):
@@ -188,6 +193,7 @@ def test_bcast_state_sends_hyperparameters_and_master_weights(comm):
     assert_all_ranks(comm, all(other == everyone[root] for other in everyone))
 
 
+@pytest.mark.reports("chainer/chainermn#73")
 @pytest.mark.parallel([2, 3])
 def test_a_hyperparameter_changed_on_one_rank_is_an_error_on_all(comm):
     model = MLP()
@@ -213,6 +219,7 @@ def test_a_hyperparameter_changed_on_one_rank_is_an_error_on_all(comm):
     assert_all_ranks(comm, ok, "the weights moved")
 
 
+@pytest.mark.reports("horovod/horovod#100", "alan-turing-institute/autocast#386")
 @pytest.mark.parallel([2, 3])
 def test_a_skipped_step_does_not_mix_two_models(comm):
     """As in the training of a GAN, with two networks of equal shape."""
@@ -240,6 +247,7 @@ def test_a_skipped_step_does_not_mix_two_models(comm):
     assert_all_ranks(comm, all(same_on_all_ranks(comm, model) for model in models))
 
 
+@pytest.mark.reports("chainer/chainer#6133", "horovod/horovod#336", "NVIDIA/nccl#1417")
 @pytest.mark.parallel([2, 3])
 def test_models_of_other_shapes_are_an_error_on_all(comm):
     model = L.Classifier(L.Linear(5, 3 if comm.rank else 4))
@@ -269,6 +277,9 @@ class Branches(chainer.Chain):
         return F.mean(y * y)
 
 
+@pytest.mark.reports(
+    "pytorch/pytorch#44957", "pytorch/pytorch#72434", "chainer/chainermn#148"
+)
 @pytest.mark.parallel([2, 3])
 @pytest.mark.parametrize("has_loss_function", [True, False])
 def test_a_lazily_sized_layer_first_used_on_one_rank(comm, has_loss_function):
@@ -398,6 +409,7 @@ class Scaled(chainer.Chain):
         return loss
 
 
+@pytest.mark.reports("chainer/chainer#5659")
 @pytest.mark.parallel([2, 3])
 def test_a_fixed_loss_scale_does_not_change_the_step(comm):
     model = Scaled()

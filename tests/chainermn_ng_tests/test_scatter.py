@@ -186,6 +186,9 @@ def test_small_messages(comm):
     assert_all_ranks(comm, list(shard) == data[shard.indices].tolist())
 
 
+@pytest.mark.reports(
+    "chainer/chainermn#88", "chainer/chainermn#129", "chainer/chainercv#622"
+)
 @pytest.mark.parallel([2, 3])
 @pytest.mark.parametrize("root", [0, 1])
 def test_a_data_set_that_cannot_be_pickled_is_an_error_on_all(comm, root):

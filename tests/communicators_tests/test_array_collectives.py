@@ -53,6 +53,7 @@ def same(a: object, b: np.ndarray) -> bool:
     )
 
 
+@pytest.mark.reports("pytorch/pytorch#139178", "PPPLDeepLearning/plasma-python#15")
 @parallel
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_dtype_and_shape_arrives_byte_for_byte(flat, dtype):
@@ -129,6 +130,7 @@ def test_numpy_scalars_count_as_zero_dimensional(flat):
     assert_all_ranks(flat, ok, f"{got}")
 
 
+@pytest.mark.reports("chainer/chainermn#265", "chainer/chainermn#267")
 @pytest.mark.parallel([2, 3])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_send_and_recv_move_every_dtype(flat, dtype):

@@ -27,6 +27,7 @@ def gradients(rank: int) -> list[np.ndarray]:
     ]
 
 
+@pytest.mark.reports("chainer/chainer#5732", "chainer/chainer#6330")
 @parallel
 @pytest.mark.parametrize("name", AVERAGING)
 @pytest.mark.parametrize("bucket_bytes", [0, 64, 4096, 1 << 22])

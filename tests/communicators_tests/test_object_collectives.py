@@ -47,6 +47,9 @@ def test_objects_arrive_equal(flat, index):
     assert_all_ranks(flat, not bad, f"{bad} of {obj!r}")
 
 
+@pytest.mark.reports(
+    "chainer/chainermn#111", "litebird/litebird_sim#257", "markusschmitt/vmc_jax#87"
+)
 @pytest.mark.parallel([2, 3])
 @pytest.mark.parametrize("n_bytes", [0, 1, 900, 1000, 1100, 10_000])
 def test_objects_longer_than_one_message(monkeypatch, flat, n_bytes):

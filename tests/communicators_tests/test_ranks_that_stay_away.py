@@ -83,6 +83,62 @@ def test_a_message_that_never_comes_times_out():
     body = "time.sleep(4 * rank); report(lambda: rank or comm.recv(1, tag=4))"
     job = run(2, body, timeout_s=1.0)
     assert "recv on rank 0 from rank 1 (tag 4): nothing came" in job.stdout, job.output
+    assert "; called from <string>:" in job.stdout, job.output
+
+
+def test_a_message_that_nobody_takes_times_out():
+    # Larger than what MPI sends without the receiver.
+    body = "report(lambda: rank or comm.send(np.zeros(10**7), 1, tag=4)); time.sleep(2)"
+    job = run(2, body, timeout_s=1.0)
+    assert "send from rank 0 to rank 1 (tag 4): not complete" in job.stdout, job.output
+    assert job.seconds < 20, job.output
+
+
+def test_ranks_that_wait_for_each_other_are_told_where():
+    job = run(
+        2,
+        """
+time.sleep(1 - rank)
+report(lambda: comm.barrier() if rank else comm.recv(1, tag=4))
+""",
+        timeout_s=2.0,
+    )
+    texts = [line for line in job.stdout.splitlines() if "not for the same" in line]
+    assert len(texts) >= 1, job.output
+    for text in texts:
+        assert "ranks [0] in recv on rank 0 from rank 1 (tag 4) at <string>:" in text
+        assert "ranks [1] in barrier (collective 3) at <string>:" in text
+    assert job.seconds < 20, job.output
+
+
+@pytest.mark.parametrize(
+    "call", ["allreduce(np.ones(9))", "alltoall([np.ones(9)] * 3)", "bcast_obj(1)"]
+)
+def test_a_rank_that_stops_in_the_middle_is_named(call):
+    job = run(
+        3,
+        f"""
+comm.allreduce(np.ones(9))  # makes what is made at the first use
+from communicators.agreement import Agreement
+agree = Agreement.check
+def agree_and_stop(self, *args, **options):
+    try:
+        return agree(self, *args, **options)
+    finally:
+        os.kill(os.getpid(), signal.SIGSTOP)
+if rank == 1:
+    Agreement.check = agree_and_stop
+report(lambda: comm.{call})
+comm.mpi_comm.Abort(3)
+""",
+        timeout_s=2.0,
+    )
+    texts = [line for line in job.stdout.splitlines() if "Timeout" in line]
+    assert len(texts) >= 1, job.output
+    for text in texts:
+        assert call.partition("(")[0] in text, job.output
+        assert "ranks [1] of 3 " in text, job.output
+    assert job.seconds < 20, job.output
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ def expected_of(op: str, rows: np.ndarray) -> np.ndarray:
 # Many cases share a communicator: making one for each would take most of the time.
 
 
+@pytest.mark.reports("chainer/chainer#6670")
 @parallel
 @pytest.mark.parametrize("op", NUMPY_OPS)
 def test_allreduce_is_numpys_reduction_over_ranks(comm, op):
@@ -45,6 +46,7 @@ def test_allreduce_is_numpys_reduction_over_ranks(comm, op):
     assert_all_ranks(comm, not wrong, f"{wrong}")
 
 
+@pytest.mark.reports("chainer/chainer#5474")
 @parallel
 def test_allreduce_keeps_shapes(comm):
     wrong = []
@@ -56,6 +58,7 @@ def test_allreduce_keeps_shapes(comm):
     assert_all_ranks(comm, not wrong, f"{wrong}")
 
 
+@pytest.mark.reports("horovod/horovod#411", "horovod/horovod#1390")
 @pytest.mark.parallel([2, 3, 4])
 @pytest.mark.parametrize("name", available_communicators())
 def test_every_topology_gives_the_same_sum_on_all_ranks_bit_by_bit(name):

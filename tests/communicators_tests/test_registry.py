@@ -36,6 +36,9 @@ def test_all_names_are_known():
     assert set(NAMES) <= set(known_communicators())
 
 
+@pytest.mark.reports(
+    "chainer/chainermn#22", "chainer/chainermn#125", "chainer/chainercv#717"
+)
 @pytest.mark.parametrize("name", [n for n in NAMES if n != "pure_nccl"])
 def test_every_cpu_name_can_be_created(name):
     assert name in available_communicators()

@@ -19,6 +19,9 @@ from communicators import (
 )
 
 
+@pytest.mark.reports(
+    "horovod/horovod#105", "horovod/horovod#2139", "chainer/chainermn#121"
+)
 @pytest.mark.parallel([4])
 def test_split_by_parity_inherits_settings_and_topology():
     with create_communicator(
@@ -74,6 +77,9 @@ def test_ranks_without_a_colour_join_none(comm, undefined):
     assert_all_ranks(comm, ok)
 
 
+@pytest.mark.reports(
+    "aws/sagemaker-python-sdk#138", "open-mpi/ompi#13317", "chainer/chainermn#166"
+)
 @pytest.mark.parallel([4])
 @pytest.mark.parametrize(
     ("topology", "intra", "inter", "intra_sizes"),

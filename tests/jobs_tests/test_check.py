@@ -10,6 +10,7 @@ from helpers.jobs import mpiexec, run_command, run_job
 CHECK = ["-m", "chainermn_ng.check", "--mbytes", "1"]
 
 
+@pytest.mark.reports("chainer/chainermn#64", "mpi4py/mpi4py#36")
 @pytest.mark.parametrize("n_ranks", [1, 2, 4])
 def test_a_sound_machine_gets_a_report_and_status_0(n_ranks):
     job = run_job(n_ranks, CHECK)
@@ -53,6 +54,9 @@ def test_a_rank_that_dies_ends_the_check():
     assert job.seconds < 20, job.output
 
 
+@pytest.mark.reports(
+    "chainer/chainermn#221", "chainer/chainer#7093", "chainer/chainermn#217"
+)
 def test_a_rank_that_hangs_is_named_with_the_pattern():
     job = run_with_bad_rank("time.sleep(100)", 3)
     assert job.returncode != 0, job.output

@@ -32,6 +32,7 @@ def assert_ended(result, status=1, traceback="ValueError: broken", rank=1):
     assert f"rank {rank} of 2 on " in result.stderr, result.output
 
 
+@pytest.mark.reports("chainer/chainermn#236", "mpi4py/mpi4py#290", "NanoComp/meep#1180")
 def test_exception_on_one_rank_ends_the_job():
     assert_ended(run(PEER_WAITS.format(failure="raise ValueError('broken')")))
 
@@ -124,19 +125,119 @@ chainermn_ng.global_except_hook.add_hook()
     assert_ended(run(code + PEER_WAITS.format(failure=failure)))
 
 
-@pytest.mark.parametrize("call", ["allreduce_obj(1)", "barrier()", "bcast_obj(1)"])
-def test_sys_exit_without_the_launcher_ends_the_job(call):
+EXITS = """
+comm = chainermn_ng.create_communicator("naive", timeout_s=30)
+if comm.rank == 1:
+    {exit}
+comm.barrier()
+"""
+
+
+@pytest.mark.reports("mpi4py/mpi4py#290")
+@pytest.mark.parametrize(
+    ("exit", "status", "text"),
+    [
+        ("sys.exit(3)", 3, "sys.exit(3)"),
+        ("sys.exit(256)", 1, "sys.exit(256)"),
+        ("sys.exit('no data')", 1, "no data"),
+        ("import argparse; argparse.ArgumentParser().error('bad')", 2, "sys.exit(2)"),
+        ("import os; os._exit(3)", 3, "os._exit(3)"),
+    ],
+)
+def test_a_status_without_the_launcher_ends_the_job(exit, status, text):
+    result = run(EXITS.format(exit=exit))
+    assert result.returncode == status, result.output
+    assert result.seconds < LIMIT_S, result.output
+    assert text in result.stderr, result.output
+    assert result.stderr.count("ends the job with status") == 1, result.output
+    assert "rank 1 of 2 on " in result.stderr, result.output
+    assert "Traceback" not in result.stderr, result.output
+
+
+@pytest.mark.reports("mpi4py/mpi4py#290")
+@pytest.mark.parametrize(
+    "exit", ["raise SystemExit(3)", "sys.exit(0)", "import os; os._exit(0)"]
+)
+def test_a_rank_that_leaves_silently_is_named_by_the_others(exit):
+    result = run(EXITS.format(exit=exit))
+    assert_ended(
+        result,
+        traceback="rank 1: leaving the program; called from <string>:8",
+        rank=0,
+    )
+
+
+@pytest.mark.parametrize(
+    "exit",
+    [
+        """
+    for end in (sys.exit, exit):
+        try:
+            end(3)
+        except SystemExit as error:
+            kept = error  # until Python ends
+            import pickle
+            assert type(pickle.loads(pickle.dumps(error))) is SystemExit
+""",
+        "thread = threading.Thread(target=sys.exit, args=(3,)); thread.start()",
+        "import _thread; _thread.start_new_thread(sys.exit, (3,)); time.sleep(1)",
+    ],
+)
+def test_an_exit_that_ends_no_program_does_nothing(exit):
+    result = run(EXITS.format(exit=exit))
+    assert result.returncode == 0, result.output
+    assert result.stderr == "", result.output
+
+
+@pytest.mark.parametrize("exit", ["os._exit(0)", "sys.exit(0)", "sys.exit()"])
+def test_all_ranks_leave_in_peace(exit):
     result = run(
         f"""
-comm = chainermn_ng.create_communicator("naive")
-if comm.rank == 1:
-    sys.exit(3)
-comm.{call}
+import os
+comm = chainermn_ng.create_communicator("naive", timeout_s=30)
+print("done")
+{exit}
 """
     )
-    assert result.returncode != 0, result.output
-    assert result.seconds < LIMIT_S, result.output
-    assert "rank 1: leaving the program" in result.stderr, result.output
+    assert result.returncode == 0, result.output
+    assert result.stdout.count("done") == 2, result.output
+    assert result.stderr == "", result.output
+
+
+def test_an_error_of_all_ranks_is_printed_by_one():
+    result = run(
+        """
+comm = chainermn_ng.create_communicator("naive", timeout_s=30)
+if comm.rank == 1:
+    comm.barrier()
+else:
+    comm.allreduce_obj(1)
+"""
+    )
+    assert_ended(result, traceback="<string>:7 on rank 1", rank=0)
+
+
+def test_what_failed_on_one_rank_is_printed_by_that_one():
+    result = run(
+        """
+comm = chainermn_ng.create_communicator("naive", timeout_s=30)
+comm.bcast_obj((lambda: 1) if comm.rank else 1, root=1)
+"""
+    )
+    assert_ended(result, traceback="; called from <string>:6", rank=1)
+
+
+def test_the_others_print_it_if_that_one_goes_on():
+    result = run(
+        """
+comm = chainermn_ng.create_communicator("naive", timeout_s=30)
+try:
+    comm.allreduce_obj(1) if comm.rank else comm.barrier()
+except RuntimeError if comm.rank == 0 else ():
+    time.sleep(20)
+"""
+    )
+    assert_ended(result, traceback="<string>:7", rank=1)
 
 
 def test_failing_hook_of_the_user_hides_nothing():
