@@ -26,6 +26,26 @@ class Pictures(chainer.dataset.DatasetMixin):
         return np.full((3, 4), self.numbers[i], "f")
 
 
+def orders(comm):
+    # Six epochs of a synchronized iterator, and whether a resume repeats their end.
+
+    def create(seed):
+        np.random.seed(seed + comm.rank)
+        actual = chainer.iterators.MultiprocessIterator(
+            list(range(6)), 4, n_processes=1
+        )
+        return chainermn_ng.iterators.create_synchronized_iterator(actual, comm)
+
+    saved = {}
+    with create(0) as iterator:
+        before = [next(iterator) for _ in range(2)]
+        iterator.serialize(chainer.serializers.DictionarySerializer(saved))
+        after = [next(iterator) for _ in range(7)]
+    with create(5) as again:
+        again.serialize(chainer.serializers.NpzDeserializer(saved))
+        return [before + after, after == [next(again) for _ in range(7)]]
+
+
 def main():
     method = sys.argv[1]
     if method != "default":
@@ -38,7 +58,10 @@ def main():
         for _ in range(20):
             batch = np.stack(next(iterator))
             total += float(comm.allreduce(batch.sum())) / 12
-    ranks = comm.gather_obj([total, iterator.epoch])
+    found = [total, iterator.epoch]
+    if method == "fork":
+        found += orders(comm)
+    ranks = comm.gather_obj(found)
     if comm.rank == 0:
         print("REPORT", json.dumps(ranks))
     comm.finalize()
@@ -64,8 +87,16 @@ def test_twenty_batches_with_reductions_between(method, tmp_path):
     # Python's own: on forking while threads run.
     quiet = ["-W", "ignore::DeprecationWarning"]
     result = run_job(2, [*quiet, program, method], timeout_s=100)
+    ranks = report_of(result)
     # 20 batches are two epochs of 0 to 39.
-    assert report_of(result) == [[2 * 780.0, 2]] * 2, result.output
+    assert [rank[:2] for rank in ranks] == [[2 * 780.0, 2]] * 2, result.output
+    if method == "fork":
+        assert ranks[0][2:] == ranks[1][2:], result.output
+        numbers = [i for batch in ranks[0][2] for i in batch]
+        epochs = [numbers[at : at + 6] for at in range(0, 36, 6)]
+        assert [sorted(epoch) for epoch in epochs] == [list(range(6))] * 6
+        assert len(set(map(tuple, epochs))) > 3
+        assert ranks[0][3] is True, "another order after the resume"
     # Once: on rank 0 only, and not when the pool starts again.
     n_warnings = result.stderr.count(WARNING)
     assert n_warnings == (method == "fork"), result.output
