@@ -19,8 +19,11 @@ def gradients(rnn):
 
 
 @pytest.mark.parallel([2, 3])
+@pytest.mark.parametrize("only_last", [False, True])
 @pytest.mark.parametrize("rnn_class", RNNS, ids=lambda cls: cls.__name__)
-def test_a_network_cut_in_time_equals_one_process(comm, rnn_class):
+def test_a_network_cut_in_time_equals_one_process(comm, rnn_class, only_last):
+    """With losses on all ranks, and as in an encoder and decoder on the last alone."""
+
     # Both directions of a bidirectional one go through each part by itself.
     def part(rank):
         return [xs[2 * rank : 2 * rank + 2] for xs in sequences(2 * comm.size)]
@@ -29,13 +32,14 @@ def test_a_network_cut_in_time_equals_one_process(comm, rnn_class):
         return F.sum(F.concat(ys, axis=0) ** 2)
 
     with chainermn_ng.shared_seed(3):
-        whole, mine = (rnn_class(2, 3, 4, 0.0) for _ in range(2))
+        whole, mine = (rnn_class(1, 3, 4, 0.0) for _ in range(2))
     mine.copyparams(whole)
     states = [None] * whole.n_cells
     total = 0
     for rank in range(comm.size):
         *states, ys = whole(*states, part(rank))
-        total += loss_of(ys)
+        if rank == comm.size - 1 or not only_last:
+            total += loss_of(ys)
     whole.cleargrads()
     total.backward()
 
@@ -48,7 +52,9 @@ def test_a_network_cut_in_time_equals_one_process(comm, rnn_class):
     )
     *_, ys, delegate = rnn(part(comm.rank))
     loss = loss_of(ys)
-    if not is_last:
+    if only_last and not is_last:
+        loss = delegate
+    elif not is_last:
         (loss,) = chainermn_ng.functions.pseudo_connect(delegate, loss)
     mine.cleargrads()
     loss.backward()
