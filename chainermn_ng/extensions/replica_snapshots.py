@@ -366,6 +366,8 @@ def _held(folder: pathlib.Path, pattern: Any) -> dict[str, int]:
 
 def _iteration_of(path: pathlib.Path) -> int | None:
     try:
+        if not zipfile.is_zipfile(path):
+            return None
         with np.load(path, allow_pickle=True) as npz:
             if snapshot_files.META_KEY in npz:
                 return int(snapshot_files.read_meta(npz)["iteration"])
@@ -404,6 +406,8 @@ def _open_unsealed(source: pathlib.Path | bytes) -> Any:
         raise snapshot_files.DamagedFileError(
             "damaged: its content does not match its digest"
         )
+    if isinstance(file, io.BytesIO):
+        file.seek(0)
     return np.load(file, allow_pickle=True)
 
 

@@ -38,9 +38,11 @@ NCCL_TESTS = [
     "tests/communicators_tests/test_reductions.py",
     "tests/communicators_tests/test_split_and_life.py",
     "tests/communicators_tests/test_wire_dtypes.py",
+    "tests/chainermn_ng_tests/test_batch_normalization.py",
     "tests/chainermn_ng_tests/test_bcast_data.py",
     "tests/chainermn_ng_tests/test_double_buffering.py",
     "tests/chainermn_ng_tests/test_equal_to_one_process.py",
+    "tests/chainermn_ng_tests/test_functions.py",
     "tests/chainermn_ng_tests/test_mean_grad.py",
 ]
 # Of NCCL's own kind; they need the bindings, CUDA's compilers or the emulator.
