@@ -76,6 +76,38 @@ def test_states_and_gradients_pass_from_rank_to_rank(comm, kind):
 
 
 @several
+@pytest.mark.parametrize("kind", ["NStepLSTM", "NStepBiLSTM", "NStepGRU"])
+def test_a_loss_on_the_last_rank_alone(comm, kind):
+    """As of an encoder and a decoder: the others start from their delegates.
+
+    The gradients of an LSTM's two states must then not be mixed up.
+    """
+    rank, last = comm.rank, comm.size - 1
+    link = create_multi_node_n_step_rnn(
+        network(kind, rank),
+        comm,
+        rank_in=None if rank == 0 else rank - 1,
+        rank_out=None if rank == last else rank + 1,
+    )
+    *outputs, delegate = link(sequences(rank))
+    link.cleargrads()
+    (loss_of(outputs, rank) if rank == last else delegate).backward()
+
+    links = [network(kind, r) for r in range(comm.size)]
+    states = [None] * links[0].n_cells
+    for r, joined in enumerate(links):
+        joined.cleargrads()
+        *states, ys = joined(*states, sequences(r))
+    loss_of([ys], last).backward()
+    grads = dict(links[rank].namedparams())
+    ok = all(
+        np.allclose(param.grad, grads[name].grad, rtol=1e-3, atol=1e-4)
+        for name, param in link.actual_rnn.namedparams()
+    )
+    assert_all_ranks(comm, ok, kind)
+
+
+@several
 def test_copies_and_what_it_refuses(comm):
     link = create_multi_node_n_step_rnn(network("NStepGRU", 0), comm)
     twin = link.copy("copy")
