@@ -104,7 +104,9 @@ def test_float16_is_summed_in_float32(comm, function):
 
 
 @several
-@pytest.mark.reports("chainer/chainermn#258", "pytorch/pytorch#40702")
+@pytest.mark.reports(
+    "chainer/chainermn#258", "chainer/chainermn#234", "pytorch/pytorch#40702"
+)
 def test_a_loss_normalised_by_the_count_of_all_ranks(comm):
     """As in detection: the sum over all ranks, by the weights of all ranks."""
     random = np.random.RandomState(0)
