@@ -196,12 +196,3 @@ def test_what_is_no_model_is_refused(comm):
     for method in (comm.bcast_data, comm.multi_node_mean_grad):
         with pytest.raises(TypeError, match=r"chainer\.Link; got NoneType"):
             method(None)
-
-
-def test_names_that_are_not_there_yet_say_so():
-    import chainermn_ng
-
-    with pytest.raises(AttributeError, match="no functions yet"):
-        _ = chainermn_ng.functions
-    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
-        _ = chainermn_ng.nonsense
