@@ -26,8 +26,8 @@ EXTRAS = {
     "pynccl": ["numba>=0.60", "pynccl>=0.1.2"],
     # allreduce_grad_dtype="bfloat16" for NumPy arrays.
     "bfloat16": ["ml_dtypes>=0.5"],
-    # For the examples: handwritten digits that need no download.
-    "examples": ["scikit-learn>=1.4"],
+    # For the examples: handwritten digits that need no download; reading images.
+    "examples": ["pillow>=10", "scikit-learn>=1.4"],
     "test": [
         "hypothesis>=6.100",
         "ml_dtypes>=0.5",

@@ -30,7 +30,11 @@ from chainermn_ng.extensions import (  # noqa: E402
     create_multi_node_evaluator,
 )
 from chainermn_ng.links import MultiNodeChainList  # noqa: E402
-from chainermn_ng.optimizers import create_multi_node_optimizer  # noqa: E402
+from chainermn_ng.optimizers import (  # noqa: E402
+    bcast_state,
+    check_state,
+    create_multi_node_optimizer,
+)
 from chainermn_ng.run_once import run_once_per_host  # noqa: E402
 from chainermn_ng.seeds import set_seed, shared_seed  # noqa: E402
 from communicators import __version__  # noqa: E402
@@ -41,6 +45,8 @@ __all__ = [
     "DataSizeError",
     "MultiNodeChainList",
     "__version__",
+    "bcast_state",
+    "check_state",
     "choose_device",
     "communicators",
     "compat",

@@ -22,13 +22,18 @@ def guarded():
 
 
 def numbers_of_marks(function):
-    """Return the arguments of a test's ``@pytest.mark.reports(...)``."""
+    """Return the arguments of ``pytest.mark.reports``, of a test or of its cases."""
+    calls = [
+        node
+        for decorator in function.decorator_list
+        for node in ast.walk(decorator)
+        if isinstance(node, ast.Call)
+    ]
     return [
         argument.value
-        for mark in function.decorator_list
-        if isinstance(mark, ast.Call)
-        and ast.unparse(mark.func) == "pytest.mark.reports"
-        for argument in mark.args
+        for call in calls
+        if ast.unparse(call.func) == "pytest.mark.reports"
+        for argument in call.args
     ]
 
 

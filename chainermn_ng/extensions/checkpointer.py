@@ -6,7 +6,6 @@ import logging
 import operator
 import pathlib
 import sys
-import time
 import warnings
 from collections.abc import Iterable
 from typing import Any
@@ -18,6 +17,7 @@ from chainer.training import extension
 import communicators
 from chainermn_ng.communicators.factory import engine_of
 from chainermn_ng.extensions import snapshot_content, snapshot_files, snapshot_sets
+from chainermn_ng.extensions.checkpoint_stats import CheckpointStats
 from chainermn_ng.extensions.snapshot_names import SetKey, SnapshotNames
 from chainermn_ng.extensions.snapshot_sets import FoundSet, agree
 
@@ -118,6 +118,7 @@ class MultiNodeCheckpointer(extension.Extension):
         # Sets that are there, oldest first; equal on all ranks.
         self._sets: list[SetKey] = []
         self._has_written = False
+        self._has_looked = False
         self._resumed: tuple[Any, bool] | None = None
         self._outer_error: BaseException | None = None
 
@@ -175,7 +176,7 @@ class MultiNodeCheckpointer(extension.Extension):
         if engine.rank != 0:
             return
         newest = max(self._names.listing(folder), default=key)
-        if newest > key and self._resumed is None:
+        if newest > key and not self._has_looked:
             warnings.warn(
                 f"snapshot {self.name!r}: {folder} holds files of iteration "
                 f"{newest[0]}, of another run: a resume would take these, not those "
@@ -210,8 +211,8 @@ class MultiNodeCheckpointer(extension.Extension):
 
         Args:
             trainer: what was saved.
-            optimizer: a multi-node optimizer that is not the trainer's: its ranks
-                are taken to be in step after the load.
+            optimizer: a multi-node optimizer that is not the trainer's. If all ranks
+                hold the same parameters after the load, its next update sends none.
             path: the folder, where none was given to the constructor.
 
         Returns:
@@ -227,6 +228,7 @@ class MultiNodeCheckpointer(extension.Extension):
             self.path = path
         self._settle_path(trainer)
         folder = self._folder()
+        self._has_looked = True
         with engine_of(self.comm) as engine:
             found, faults = snapshot_sets.find_set(engine, self._names, folder)
             if found is None:
@@ -277,10 +279,13 @@ class MultiNodeCheckpointer(extension.Extension):
             # A trainer's extensions may take the rate in the script for the first one,
             # so there it waits for the start of the run.
             self._settle_hyperparameters(engine, target)
-        optimizers = snapshot_content.optimizers_of(target)
-        for each in [*optimizers.values(), *([] if optimizer is None else [optimizer])]:
+        optimizers = list(snapshot_content.optimizers_of(target).values())
+        for each in optimizers + ([] if optimizer is None else [optimizer]):
             if hasattr(each, "assume_in_step"):
-                each.assume_in_step()
+                # The model need not have been in the snapshot.
+                digest = snapshot_content.digest_of_model(each.target)
+                if len(set(engine.allgather_obj(digest))) == 1:
+                    each.assume_in_step()
         return lost
 
     def _restore_generators(self, target: Any) -> list[str]:
@@ -334,7 +339,8 @@ class MultiNodeCheckpointer(extension.Extension):
         text = f"snapshot {self.name!r}: resumed at iteration {found.key[0]}"
         _logger.info("%s, saved by %d ranks", text, found.size)
         if found.faults:
-            warnings.warn(f"{text}; skipped: " + "; ".join(found.faults), stacklevel=4)
+            why = "skipped" if found.is_whole else "no set is whole"
+            warnings.warn(f"{text}; {why}: " + "; ".join(found.faults), stacklevel=4)
         by_text: dict[str, list[int]] = {}
         for rank, texts in enumerate(lost):
             for each in texts:
@@ -396,42 +402,6 @@ class MultiNodeCheckpointer(extension.Extension):
                 "has a folder of its own"
             )
         return pathlib.Path(self.path)
-
-
-class CheckpointStats:
-    """Durations of the saves of one rank, in seconds.
-
-    Attributes:
-        timings (list): of each save ``{"b": begin, "d": duration}``, the begin in
-            seconds since 1970.
-    """
-
-    def __init__(self) -> None:
-        self.timings: list[dict[str, float]] = []
-        self.begin: float | None = None
-        self._clock = 0.0
-
-    def start(self) -> None:
-        """Note that a save begins."""
-        self.begin, self._clock = time.time(), time.perf_counter()
-
-    def end(self) -> None:
-        """Note that it has ended."""
-        if self.begin is not None:
-            duration = time.perf_counter() - self._clock
-            self.timings.append({"b": self.begin, "d": duration})
-            self.begin = None
-
-    def report(self) -> str:
-        """Return mean, shortest and longest duration in words."""
-        if not self.timings:
-            return "no snapshot has been saved yet"
-        durations = [timing["d"] for timing in self.timings]
-        return (
-            f"{len(durations)} snapshots saved, in seconds: mean "
-            f"{sum(durations) / len(durations):.3f}, min {min(durations):.3f}, max "
-            f"{max(durations):.3f}"
-        )
 
 
 def _positive(value: Any, what: str) -> int:

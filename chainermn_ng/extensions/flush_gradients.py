@@ -25,6 +25,7 @@ class FlushGradients(extension.Extension):
     trigger = 1, "epoch"
     #: Above that of Chainer's evaluator.
     priority = extension.PRIORITY_WRITER + 50
+    is_collective = True
 
     def __init__(self) -> None:
         self._trainer: training.Trainer | None = None

@@ -2,36 +2,40 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import os
 import pathlib
-import re
 import warnings
-import zipfile
-import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 from chainer import training
-from chainer.serializers import npz as chainer_npz
 from chainer.training import extension
 from chainer.training.extensions import _snapshot as chainer_snapshot
 from chainer.training.extensions import snapshot_writers
 
 from chainermn_ng.communicators.factory import engine_of
 from chainermn_ng.extensions import snapshot_content, snapshot_files
+from chainermn_ng.extensions.replica_files import (
+    description,
+    held_files,
+    open_any,
+    remove_leftovers,
+    save,
+)
 from chainermn_ng.extensions.replica_sets import parse_replica_sets
 from chainermn_ng.extensions.snapshot_sets import agree
 
 _LABEL = "multi_node_snapshot"
-_TEMPORARY = "tmp-"
 
 
 def multi_node_snapshot(
-    comm: Any, snapshot: Any, replica_sets: Iterable[int | Iterable[int]]
+    comm: Any,
+    snapshot: Any,
+    replica_sets: Iterable[int | Iterable[int]],
+    *,
+    restore_hyperparameters: bool = True,
 ) -> MultiNodeSnapshot:
     """Let one rank of each replica set take snapshots for all of that set.
 
@@ -58,6 +62,9 @@ def multi_node_snapshot(
             With ``autoload`` all ranks load the newest iteration that all replica sets
             hold undamaged. ``n_retains`` counts such iterations.
         replica_sets: each a rank or several ranks.
+        restore_hyperparameters: with ``autoload``, give the optimizers the learning
+            rate and other hyperparameters that they had, not those in the script; with
+            a warning where they differ.
 
     Returns:
         MultiNodeSnapshot: the extension; trigger and priority are those of
@@ -67,7 +74,9 @@ def multi_node_snapshot(
         TypeError: not such a snapshot.
         ValueError: ranks that do not exist, or are in two sets.
     """
-    return MultiNodeSnapshot(comm, snapshot, replica_sets)
+    return MultiNodeSnapshot(
+        comm, snapshot, replica_sets, restore_hyperparameters=restore_hyperparameters
+    )
 
 
 class MultiNodeSnapshot(extension.Extension):
@@ -81,7 +90,12 @@ class MultiNodeSnapshot(extension.Extension):
     """
 
     def __init__(
-        self, comm: Any, snapshot: Any, replica_sets: Iterable[int | Iterable[int]]
+        self,
+        comm: Any,
+        snapshot: Any,
+        replica_sets: Iterable[int | Iterable[int]],
+        *,
+        restore_hyperparameters: bool = True,
     ) -> None:
         if not isinstance(snapshot, chainer_snapshot._Snapshot):
             raise TypeError(
@@ -91,6 +105,7 @@ class MultiNodeSnapshot(extension.Extension):
         self.comm = comm
         self.snapshot = snapshot
         self.trigger, self.priority = snapshot.trigger, snapshot.priority
+        self._restore_hyperparameters = restore_hyperparameters
         rank, size = _rank_and_size(comm)
         self._rank = rank
         self._masters = []
@@ -144,9 +159,10 @@ class MultiNodeSnapshot(extension.Extension):
         meta: dict[str, Any] = {}
 
         def make_snapshot(trainer: training.Trainer) -> None:
+            target = self._target(trainer)
             meta.update(
+                snapshot_content.describe(target),
                 iteration=trainer.updater.iteration,
-                extensions=list(trainer._extensions),
                 rank=self._rank,
                 run=self._run,
             )
@@ -160,9 +176,9 @@ class MultiNodeSnapshot(extension.Extension):
 
         # Writers in a thread or a process call it there.
         if isinstance(writer, snapshot_writers.QueueWriter):
-            writer._task.save = _save
+            writer._task.save = save
         elif isinstance(writer, snapshot_writers.Writer):
-            writer.save = _save
+            writer.save = save
         self.snapshot._make_snapshot = make_snapshot
         self.snapshot.writer = _Delegate(writer, write)
 
@@ -200,8 +216,8 @@ class MultiNodeSnapshot(extension.Extension):
             error = None
             try:
                 if self.is_master:
-                    _remove_leftovers(folder, self.snapshot.filename)
-                    self._files = _held(folder, self.snapshot.filename)
+                    remove_leftovers(folder, self.snapshot.filename)
+                    self._files = held_files(folder, self.snapshot.filename)
             except OSError as failure:
                 error = failure
             agree(engine, f"{_LABEL}, looking for files", error)
@@ -242,7 +258,7 @@ class MultiNodeSnapshot(extension.Extension):
         if self.is_master:
             assert name is not None
             try:
-                with _open_any(folder / name) as npz:
+                with open_any(folder / name) as npz:
                     run = snapshot_files.read_meta(npz).get("run")
             except (OSError, ValueError) as error:
                 fault = f"{name} of rank {self._rank}: {error}"
@@ -271,22 +287,33 @@ class MultiNodeSnapshot(extension.Extension):
         replicas = engine.split(self.master, engine.rank)
         content = replicas.bcast_obj(content)
         replicas.finalize()
-        target = self.snapshot._target
-        target = trainer if target is None else target
+        target = self._target(trainer)
         lost: list[str] = []
+        changes: list[str] = []
         try:
-            with _open_any(content) as npz:
-                meta = _description(npz)
+            with open_any(content) as npz:
+                meta = description(npz)
                 lost = snapshot_content.load(target, npz, meta, is_own=True)
+            # They have been initialized before this extension.
+            snapshot_content.initialize_shifts(target)
+            if self._restore_hyperparameters and "hyperparameters" in meta:
+                changes = snapshot_content.restore_hyperparameters(target, meta)
         except Exception as failure:
             error = failure
         agree(engine, f"{_LABEL}, loading", error)
-        for rank, texts in enumerate(engine.allgather_obj(lost)):
-            for text in texts if engine.rank == 0 else []:
-                warnings.warn(
-                    f"{_LABEL}: {text} is not in the snapshot that rank {rank} loads",
-                    stacklevel=5,
-                )
+        told = [
+            f"{text} is not in the snapshot that rank {rank} loads"
+            for rank, texts in enumerate(engine.allgather_obj(lost))
+            for text in texts
+        ]
+        if changes:
+            told.append(f"took over {'; '.join(changes)}")
+        if told and engine.rank == 0:
+            warnings.warn(f"{_LABEL}: " + "; ".join(told), stacklevel=5)
+
+    def _target(self, trainer: training.Trainer) -> Any:
+        target = self.snapshot._target
+        return trainer if target is None else target
 
 
 class _Delegate:
@@ -303,26 +330,6 @@ class _Delegate:
         return getattr(self._writer, name)
 
 
-def _save(filename: str, outdir: str, target: Any, savefun: Any, **kwds: Any) -> None:
-    """Save as ``Writer.save`` does, in a file that is complete and on the disk."""
-    folder = pathlib.Path(outdir)
-    temporary = folder / f"{_TEMPORARY}{filename}"
-    try:
-        if savefun is chainer_npz.save_npz:
-            # By an open file: NumPy would append .npz to a name.
-            with open(temporary, "wb") as file:
-                savefun(file, target, **kwds)
-            snapshot_files.seal_archive(temporary)
-        else:
-            savefun(str(temporary), target, **kwds)
-            with open(temporary, "r+b") as file:
-                os.fsync(file.fileno())
-        snapshot_files.commit(temporary, folder / filename)
-    except BaseException:
-        snapshot_files.discard(temporary)
-        raise
-
-
 def _rank_and_size(comm: Any) -> tuple[int, int]:
     if hasattr(comm, "Get_rank"):
         return comm.Get_rank(), comm.Get_size()
@@ -333,85 +340,3 @@ def _with_rank(filename: Any, rank: int) -> Any:
     if callable(filename):
         return lambda trainer: f"{filename(trainer)}.{rank}"
     return f"{filename}.{rank}"
-
-
-def _matching(folder: pathlib.Path, pattern: Any) -> list[str]:
-    """Return the files that a snapshot of this name may have written."""
-    if callable(pattern) or not folder.is_dir():
-        return []
-    parts = [re.escape(part) for part in re.split(r"\{[^{}]*\}", pattern)]
-    matcher = re.compile(".*".join(parts))
-    return sorted(name for name in os.listdir(folder) if matcher.fullmatch(name))
-
-
-def _remove_leftovers(folder: pathlib.Path, pattern: Any) -> None:
-    if not callable(pattern):
-        for name in _matching(folder, f"{_TEMPORARY}{pattern}"):
-            snapshot_files.discard(folder / name)
-
-
-def _held(folder: pathlib.Path, pattern: Any) -> dict[str, int]:
-    """Return the iteration of each of a rank's files, as far as it can be told."""
-    held = {}
-    for name in _matching(folder, pattern):
-        iteration = _iteration_of(folder / name)
-        if iteration is None:
-            # Damaged, or of a target without one: then the last number in its name.
-            numbers = re.findall(r"\d+", name.rpartition(".")[0])
-            iteration = int(numbers[-1]) if numbers else None
-        if iteration is not None:
-            held[name] = iteration
-    return held
-
-
-def _iteration_of(path: pathlib.Path) -> int | None:
-    try:
-        with np.load(path, allow_pickle=True) as npz:
-            if snapshot_files.META_KEY in npz:
-                return int(snapshot_files.read_meta(npz)["iteration"])
-            return int(npz["updater/iteration"])
-    except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile):
-        return None
-
-
-@contextlib.contextmanager
-def _open_any(source: pathlib.Path | bytes) -> Iterator[Any]:
-    """Open a sealed snapshot, or one of Chainer's own, whose parts have checksums."""
-    with contextlib.ExitStack() as stack:
-        try:
-            npz = stack.enter_context(snapshot_files.open_checked(source))
-        except snapshot_files.DamagedFileError:
-            npz = stack.enter_context(_open_unsealed(source))
-        yield npz
-
-
-def _open_unsealed(source: pathlib.Path | bytes) -> Any:
-    """Open a file of Chainer's snapshot extension after testing its checksums.
-
-    Raises:
-        DamagedFileError: a checksum is wrong, or it is no such file.
-    """
-    file = io.BytesIO(source) if isinstance(source, bytes) else source
-    try:
-        with zipfile.ZipFile(file) as archive:
-            bad = archive.testzip()
-            is_sealed = f"{snapshot_files.META_KEY}.npy" in archive.namelist()
-    except (zipfile.BadZipFile, EOFError, zlib.error) as error:
-        raise snapshot_files.DamagedFileError(f"damaged: {error}") from error
-    if bad is not None:
-        raise snapshot_files.DamagedFileError(f"damaged: wrong checksum of {bad}")
-    if is_sealed:
-        raise snapshot_files.DamagedFileError(
-            "damaged: its content does not match its digest"
-        )
-    return np.load(file, allow_pickle=True)
-
-
-def _description(npz: Any) -> dict[str, Any]:
-    """Return what loading needs to know, also of files that do not say it."""
-    meta = snapshot_files.read_meta(npz)
-    if "extensions" not in meta:
-        kinds = ("extensions/", "extension_triggers/")
-        names = [key.split("/")[1] for key in npz if key.startswith(kinds)]
-        meta["extensions"] = sorted(set(names))
-    return meta

@@ -153,6 +153,7 @@ class FoundSet:
         older: keys of older sets, seen by name.
         faults: what was skipped, and why, in words; newest first.
         token: of the set.
+        is_whole: whether all its files are there.
     """
 
     key: SetKey
@@ -162,6 +163,7 @@ class FoundSet:
     older: list[SetKey]
     faults: list[str]
     token: str
+    is_whole: bool = True
 
     def is_own(self, rank: int) -> bool:
         """Tell whether a rank loads what the same rank of as many wrote."""
@@ -223,7 +225,7 @@ def find_set(
             remains = remains or found
         faults += examined.faults
     if remains is not None:
-        remains.faults = faults
+        remains.faults, remains.is_whole = faults, False
     return remains, faults
 
 

@@ -5,11 +5,8 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-import chainer
-import numpy as np
-
 import communicators
-from chainermn_ng.communicators.parameters import to_host
+from chainermn_ng.extensions.observed_values import as_float
 
 
 class WeightedSums:
@@ -36,10 +33,10 @@ class WeightedSums:
         for key, value in observation.items():
             own_weight: float | None = weight
             if isinstance(value, tuple):
-                value, own_weight = value[0], _as_float(value[1])
+                value, own_weight = value[0], as_float(value[1])
                 if own_weight is None:
                     raise ValueError(f"the weight given to {key} is not a number")
-            number = _as_float(value)
+            number = as_float(value)
             # A zero weight must not turn an infinite value into NaN.
             if number is not None and own_weight:
                 self.add_total(key, number * own_weight, own_weight)
@@ -78,15 +75,3 @@ class WeightedSums:
                 stacklevel=4,
             )
         return {key: total / weight for key, (total, weight) in merged.items()}
-
-
-def _as_float(value: Any) -> float | None:
-    if isinstance(value, chainer.Variable):
-        value = value.array
-    value = to_host(value)
-    if np.isscalar(value) or getattr(value, "ndim", -1) == 0:
-        try:
-            return float(value)
-        except (TypeError, ValueError):
-            return None
-    return None

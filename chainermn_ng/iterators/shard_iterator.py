@@ -89,7 +89,7 @@ class ShardIterator(chainer.dataset.Iterator):
         with engine_of(communicator) as engine:
             self._agree_on_epoch(engine, f"shard iterator {number}", seed, number)
         self._shows_warnings = communicator.rank == 0
-        self._is_asked = False
+        self._is_asked = self._has_given = False
         self._begin()
 
     def _agree_on_epoch(
@@ -199,8 +199,8 @@ class ShardIterator(chainer.dataset.Iterator):
 
     def _warn_if_not_asked(self) -> None:
         # At the second batch the optimizer has had its first.
-        started = self._iteration or self.epoch
-        if not (started and self.repeat and self._is_uneven and not self._is_asked):
+        has_given, self._has_given = self._has_given, True
+        if not (has_given and self.repeat and self._is_uneven and not self._is_asked):
             return
         self._is_asked = True
         if self._shows_warnings:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import chainer
@@ -9,7 +10,6 @@ from chainer.links.rnn.n_step_rnn import NStepRNNBase
 
 from chainermn_ng.functions.communication_node import kept_communicator
 from chainermn_ng.functions.point_to_point_communication import recv, send
-from chainermn_ng.functions.pseudo_connect import connect
 
 
 class MultiNodeNStepRNN(chainer.Chain):
@@ -60,18 +60,14 @@ class MultiNodeNStepRNN(chainer.Chain):
             pass must reach it: start from it, or from a loss that
             :func:`~chainermn_ng.functions.pseudo_connect` connects with it.
         """
-        cells = [None] * self.n_cells
+        cells: Sequence[Any] = [None] * self.n_cells
         if self.rank_in is not None:
-            cells = [recv(self.communicator, self.rank_in) for _ in cells]
+            cells = recv(self.communicator, self.rank_in, force_tuple=True)
         outputs = self.actual_rnn(*cells, *inputs)
         if self.rank_out is None:
             return (*outputs, None)
-        delegates = [
-            send(cell, self.communicator, self.rank_out)
-            for cell in outputs[: self.n_cells]
-        ]
-        (delegate,) = connect(delegates[:-1], delegates[-1:])
-        delegate.name = "delegate_variable"
+        # One message: the gradients of two could come back in either order.
+        delegate = send(outputs[: self.n_cells], self.communicator, self.rank_out)
         return (*outputs, delegate)
 
 

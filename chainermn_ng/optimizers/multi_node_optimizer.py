@@ -133,8 +133,11 @@ class MultiNodeOptimizer:
             parameters = named_parameters(self.target)
             if meets:
                 share = None
-        elif self._lazy and self._settle():
-            self._warn_of_first_gradient()
+        else:
+            if self._lazy and self._settle():
+                self._warn_of_first_gradient()
+            if meets and abs(share * self.communicator.size - 1) > 1e-6:
+                self._warn_of_late_weight()
         self._step(parameters, share)
         self._check_weights(parameters)
 
@@ -305,6 +308,15 @@ class MultiNodeOptimizer:
                 "before the first backward pass",
                 stacklevel=4,
             )
+
+    def _warn_of_late_weight(self) -> None:
+        warnings.warn(
+            "the ranks' batches differ in length, and gradients have travelled between "
+            "them in the backward pass, where all losses had the same weight. Give "
+            "update() the loss function, or multiply the loss by its weight before "
+            "backward() and leave count_samples out",
+            stacklevel=3,
+        )
 
     # -- standing in for the wrapped optimizer ----------------------------------------
 

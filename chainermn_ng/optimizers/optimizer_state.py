@@ -40,7 +40,7 @@ def describe_hyperparameters(
     hyperparam = getattr(optimizer, "hyperparam", None)
     if hyperparam is not None:
         parts += _texts(hyperparam.get_dict())
-    parts += _hook_texts(optimizer)
+    parts += hook_texts(optimizer)
     special = []
     for name, parameter in parameters:
         rule = parameter.update_rule
@@ -50,10 +50,10 @@ def describe_hyperparameters(
             special.append(f"{name} frozen")
         if rule._use_fp32_update:
             special.append(f"{name} float32 update")
-        special += [f"{name}.{text}" for text in _hook_texts(rule)]
+        special += [f"{name}.{text}" for text in hook_texts(rule)]
         # Beside the reference to the optimizer's, usually none.
         if len(vars(rule.hyperparam)) > 1:
-            own = _own_values(rule.hyperparam)
+            own = own_values(rule.hyperparam)
             special += [f"{name}.{text}" for text in _texts(own)]
     if len(special) > 3:
         digest = hashlib.blake2b(repr(special).encode(), digest_size=4).hexdigest()
@@ -76,7 +76,7 @@ def capture(optimizer: chainer.Optimizer, *, hyperparameters: bool) -> dict[str,
     state: dict[str, Any] = {"t": optimizer.t, "epoch": optimizer.epoch, "rules": rules}
     if hyperparameters:
         hyperparam = getattr(optimizer, "hyperparam", None)
-        state["hyperparam"] = None if hyperparam is None else _own_values(hyperparam)
+        state["hyperparam"] = None if hyperparam is None else own_values(hyperparam)
         state["loss_scale"] = {
             name: getattr(optimizer, name)
             for name in _LOSS_SCALE_ATTRIBUTES
@@ -93,7 +93,7 @@ def apply(optimizer: chainer.Optimizer, state: dict[str, Any]) -> None:
         if parameter.update_rule is not None and name in state["rules"]:
             _apply_rule(parameter, state["rules"][name])
     if state.get("hyperparam") is not None:
-        vars(optimizer.hyperparam).update(state["hyperparam"])
+        _set_own_values(optimizer.hyperparam, state["hyperparam"])
     for name, value in state.get("loss_scale", {}).items():
         setattr(optimizer, name, value)
 
@@ -156,7 +156,7 @@ def _feed(digest: Any, value: Any) -> None:
         digest.update(f"{value!r};".encode())
 
 
-def _hook_texts(owner: Any) -> list[str]:
+def hook_texts(owner: Any) -> list[str]:
     """Return name and plain settings of each hook of an optimizer or update rule."""
     hookable = getattr(owner, "_hookable", None)
     if hookable is None:
@@ -186,8 +186,17 @@ def _texts(values: dict[str, Any]) -> list[str]:
     return texts
 
 
-def _own_values(hyperparam: Any) -> dict[str, Any]:
+def own_values(hyperparam: Any) -> dict[str, Any]:
+    """Return the hyperparameters that are set here, not at the optimizer above."""
     return {k: to_host(v) for k, v in vars(hyperparam).items() if k != "_parent"}
+
+
+def _set_own_values(hyperparam: Any, values: dict[str, Any]) -> None:
+    """Set what :func:`own_values` returned; others follow the optimizer above again."""
+    for name in own_values(hyperparam):
+        if name not in values:
+            delattr(hyperparam, name)
+    vars(hyperparam).update(values)
 
 
 def _capture_rule(rule: chainer.UpdateRule, hyperparameters: bool) -> dict[str, Any]:
@@ -201,7 +210,7 @@ def _capture_rule(rule: chainer.UpdateRule, hyperparameters: bool) -> dict[str, 
     }
     if hyperparameters:
         captured["enabled"] = rule.enabled
-        captured["hyperparam"] = _own_values(rule.hyperparam)
+        captured["hyperparam"] = own_values(rule.hyperparam)
     return captured
 
 
@@ -225,4 +234,4 @@ def _apply_rule(parameter: chainer.Parameter, captured: dict[str, Any]) -> None:
         )
     if "enabled" in captured:
         rule.enabled = captured["enabled"]
-        vars(rule.hyperparam).update(captured["hyperparam"])
+        _set_own_values(rule.hyperparam, captured["hyperparam"])

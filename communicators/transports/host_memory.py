@@ -9,8 +9,10 @@ over, and the size of ``/dev/shm`` does not limit it.
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
+import pathlib
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,6 +36,18 @@ class Ticket:
     inode: int
 
 
+def available_bytes() -> int:
+    """Return how much memory this process may still get, as far as Linux tells."""
+    lines = pathlib.Path("/proc/meminfo").read_text().splitlines()
+    free = next(line for line in lines if line.startswith("MemAvailable:"))
+    limit = int(free.split()[1]) * 1024
+    # In a container there may be less.
+    group = pathlib.Path("/sys/fs/cgroup/memory.max")
+    if group.exists() and group.read_text().strip().isdecimal():
+        limit = min(limit, int(group.read_text()))
+    return limit
+
+
 class SharedFile:
     """A file without a name, open in the rank that made it.
 
@@ -50,9 +64,15 @@ class SharedFile:
             raise UnavailableError(
                 "memory shared between the ranks of a host needs Linux (memfd_create)"
             )
+        # Asked for more than there is, the kernel kills processes.
+        if nbytes > available_bytes():
+            raise OSError(
+                errno.ENOMEM,
+                f"{nbytes} bytes of shared memory: only {available_bytes()} are there",
+            )
         self._descriptor = os.memfd_create("chainermn_ng", os.MFD_CLOEXEC)
         try:
-            # Without it a machine that has too little would kill the rank that writes.
+            # Now, and not when a rank writes into it.
             os.posix_fallocate(self._descriptor, 0, max(nbytes, 1))
             status = os.fstat(self._descriptor)
         except OSError as error:

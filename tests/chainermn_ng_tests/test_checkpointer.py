@@ -6,6 +6,7 @@ import chainer
 import numpy as np
 import pytest
 from chainer.training import extensions
+from helpers.chainer_models import MLP, batches, same_on_all_ranks
 from helpers.errors import raised_by
 from helpers.ranks import assert_all_ranks
 from helpers.trainings import (
@@ -87,6 +88,7 @@ def test_resumed_run_is_the_unbroken_one_bit_by_bit(
 
 
 @pytest.mark.parallel(2)
+@pytest.mark.filterwarnings("ignore:worker processes are forked")
 def test_worker_processes_that_fetch_ahead_keep_the_order(comm, tmp_path):
     folder = shared_folder(comm, tmp_path)
     options = {"make_iterator": processes, "every": 3}
@@ -368,3 +370,81 @@ def test_bad_names_and_intervals(comm, name):
     checkpointer = chainermn_ng.create_multi_node_checkpointer("a", comm)
     with pytest.raises(ValueError, match="path"):
         checkpointer.save(chainer.Chain(), 1)
+
+
+@pytest.mark.parallel(2)
+@pytest.mark.parametrize("kind", ["engine", "mpi_comm"])
+def test_other_communicators(comm, tmp_path, kind):
+    folder = shared_folder(comm, tmp_path)
+    model = chainer.Chain(w=chainer.links.Linear(2, 2))
+    keeper = chainermn_ng.create_multi_node_checkpointer(
+        "run", getattr(comm, kind), path=str(folder)
+    )
+    keeper.save(model, 3)
+    assert_all_ranks(comm, keeper.maybe_load(model) == 3)
+
+
+@pytest.mark.parallel(2)
+@pytest.mark.parametrize("is_seeded", [False, True])
+def test_an_order_that_cannot_be_resumed_is_told_of(comm, tmp_path, is_seeded):
+    folder = shared_folder(comm, tmp_path)
+
+    def make_iterator(data):
+        sampler = SeededOrder(0) if is_seeded else None
+        return chainer.iterators.MultiprocessIterator(
+            data, 4, n_processes=1, order_sampler=sampler, shared_mem=1000
+        )
+
+    updater = make_trainer(comm, folder, 1, make_iterator=make_iterator).updater
+    checkpointer = chainermn_ng.create_multi_node_checkpointer(
+        "run", comm, path=str(folder)
+    )
+    texts = recorded(lambda: checkpointer.save(updater, 0))[1]
+    texts += recorded(lambda: checkpointer.save(updater, 1))[1]
+    updater.finalize()
+    told = len(texts) == 1 and "SeededOrder" in texts[0]
+    expected = comm.rank == 0 and not is_seeded
+    assert_all_ranks(comm, told == expected and len(texts) == expected, f"{texts}")
+
+
+@pytest.mark.parallel(2)
+def test_hyperparameters_of_the_script_where_asked_for(comm, tmp_path):
+    folder = shared_folder(comm, tmp_path)
+    for rate, restore, expected in ((0.5, True, 0.5), (0.1, False, 0.1)):
+        optimizer = chainermn_ng.create_multi_node_optimizer(
+            chainer.optimizers.SGD(rate), comm
+        )
+        optimizer.setup(chainer.Chain(w=chainer.links.Linear(2, 2)))
+        checkpointer = chainermn_ng.create_multi_node_checkpointer(
+            "run", comm, path=str(folder), restore_hyperparameters=restore
+        )
+        if restore:
+            checkpointer.save(optimizer, 1)
+        else:
+            assert checkpointer.maybe_load(optimizer) == 1
+        assert_all_ranks(comm, optimizer.lr == expected, f"{optimizer.lr}")
+
+
+@pytest.mark.parallel(2)
+def test_a_model_that_was_not_saved_becomes_the_same_at_the_first_update(
+    comm, tmp_path
+):
+    folder = shared_folder(comm, tmp_path)
+
+    def make():
+        optimizer = chainermn_ng.create_multi_node_optimizer(
+            chainer.optimizers.MomentumSGD(0.1), comm
+        )
+        return optimizer.setup(MLP(seed=comm.rank))
+
+    checkpointer = chainermn_ng.create_multi_node_checkpointer(
+        "run", comm, path=str(folder)
+    )
+    (x, t), *_ = batches(1, 4)
+    optimizer = make()
+    optimizer.update(optimizer.target, x, t)
+    checkpointer.save(optimizer, 1)
+    optimizer = make()
+    assert_all_ranks(comm, checkpointer.maybe_load(optimizer) == 1)
+    optimizer.update(optimizer.target, x, t)
+    assert_all_ranks(comm, same_on_all_ranks(comm, optimizer.target))

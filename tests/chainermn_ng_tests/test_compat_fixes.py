@@ -277,3 +277,12 @@ def test_the_gradient_of_get_item_needs_no_scatter_add(monkeypatch, slices):
     (got,) = get_item.GetItemGrad(slices, x.shape).forward((gy,))
     assert got.dtype == x.dtype
     assert np.array_equal(got, expected)
+
+
+def test_a_loss_over_no_samples_has_a_backward_pass():
+    """Chainer's own returned one gradient too many."""
+    x = chainer.Variable(np.zeros((0, 3), "f"))
+    loss = F.softmax_cross_entropy(x, np.zeros(0, "i"))
+    loss.backward()
+    assert loss.array == 0
+    assert x.grad.shape == (0, 3)

@@ -37,6 +37,13 @@ def evaluator_of(comm, shard, batch_size, model=None, cls=extensions.Evaluator, 
     return create_multi_node_evaluator(cls(iterator, model or Mean()), comm, **kw)
 
 
+@pytest.mark.reports(
+    "chainer/chainer#7305",
+    "RUCAIBox/RecBole#1872",
+    "chainer/chainer#8546",
+    "awslabs/graphstorm#959",
+    "chainer/chainermn#274",
+)
 @pytest.mark.parallel([1, 2, 3, 4])
 @pytest.mark.parametrize("n_samples", [1, 2, 5, 11])
 @pytest.mark.parametrize("batch_size", [1, 2, 4])
@@ -77,6 +84,7 @@ def test_padding_is_left_out_in_any_order(comm, make_iterator):
     evaluator.finalize()
 
 
+@pytest.mark.reports("chainer/chainer#8546", "awslabs/graphstorm#959")
 @pytest.mark.parallel([1, 2, 3])
 def test_no_samples_anywhere_gives_an_empty_result_and_a_warning(comm):
     evaluator = evaluator_of(comm, scatter_dataset([], comm), 2)

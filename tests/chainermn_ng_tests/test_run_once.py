@@ -25,6 +25,7 @@ def count_run(folder, value=None):
     return value
 
 
+@pytest.mark.reports("horovod/horovod#2709", "optuna/optuna#362")
 @pytest.mark.parallel([1, 2, 3, 4])
 def test_one_rank_a_host_runs_and_all_get_the_result(comm):
     folder = temporary_folder(comm)
@@ -44,6 +45,7 @@ def test_each_host_runs_once():
         assert_all_ranks(comm, ok, f"{value}")
 
 
+@pytest.mark.reports("horovod/horovod#2709", "optuna/optuna#362")
 @pytest.mark.parallel([1, 2, 3])
 def test_errors_reach_all_ranks(comm):
     def fail(error):

@@ -26,6 +26,12 @@ def union_without_padding(comm, shard):
     return sorted(x for part in comm.allgather_obj(own) for x in part)
 
 
+@pytest.mark.reports(
+    "chainer/chainermn#274",
+    "chainer/chainer#8267",
+    "pytorch/pytorch#25162",
+    "pytorch/pytorch#22584",
+)
 @pytest.mark.parallel([1, 2, 3, 4])
 @pytest.mark.parametrize("n_samples", [0, 1, 2, 5, 8])
 @pytest.mark.parametrize("shuffle", [False, True])
@@ -97,6 +103,9 @@ class CountingSample:
         return self.__dict__
 
 
+@pytest.mark.reports(
+    "chainer/chainermn#208", "masayoshi-ogura/HDNNP#181", "chainer/chainer#7544"
+)
 @pytest.mark.parallel([2, 3, 4])
 @pytest.mark.parametrize("transformed", [False, True])
 def test_only_the_shard_travels(comm, transformed):
@@ -237,6 +246,7 @@ def test_bad_arguments_are_errors_on_all(comm):
         )
 
 
+@pytest.mark.reports("chainer/chainermn#274")
 @pytest.mark.parallel([1, 2, 3])
 def test_other_kinds_of_communicators(comm):
     for given in (comm.engine, MPI.COMM_WORLD):
@@ -309,6 +319,7 @@ def test_cutting_repeats_and_reorders():
     assert cut(Renumbered([1, 2]), [1]) == [-1]
 
 
+@pytest.mark.reports("chainer/chainer#5622")
 @pytest.mark.parallel([2, 3])
 def test_a_batch_larger_than_the_shard_is_warned_of_once(comm):
     from chainermn_ng.optimizers import create_multi_node_optimizer

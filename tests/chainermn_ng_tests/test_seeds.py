@@ -24,6 +24,11 @@ def draw(comm, seed):
     return model, (mask.tobytes(), random.random())
 
 
+@pytest.mark.reports(
+    "huggingface/accelerate#114",
+    "facebookresearch/fastMRI#123",
+    "ecmwf/anemoi-core#595",
+)
 @pytest.mark.parallel([1, 2, 3])
 def test_weights_alike_and_streams_apart_and_both_repeat(comm):
     model, streams = draw(comm, 42)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import textwrap
 
+import pytest
 from helpers import nccl
 
 from communicators.nccl_bindings.cupy import signed_chars
@@ -41,6 +42,7 @@ def run(name, recorder, code, **options):
     return job
 
 
+@pytest.mark.reports("cupy/cupy#8562")
 def test_all_arguments_reach_their_places_and_counts_have_64_bits(name, recorder):
     run(
         name,

@@ -71,6 +71,7 @@ def assert_equal(what: object, got: Any, expected: Any) -> None:
 @pytest.mark.parallel([1, 2, 3])
 @every_dtype
 @in_place_or_not
+@pytest.mark.reports("chainer/chainermn#187")
 def test_all_reduce(comm: NcclCommunicator, dtype: str, in_place: bool):
     for n_elems in SIZES:
         rows = rows_of_all_ranks(n_elems, dtype)

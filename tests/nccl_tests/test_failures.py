@@ -152,6 +152,7 @@ def test_nccl_that_reads_device_memory_is_not_given_host_memory(recorder):
     ended(job, "works on cuda memory, and the arrays are in", "on ranks 0, 1")
 
 
+@pytest.mark.reports("chainer/chainermn#218", "chainer/chainer#6636", "cupy/cupy#975")
 def test_finalize_twice_at_exit_and_after_an_error(emulator):
     program = """
 import numpy as np
@@ -335,6 +336,7 @@ comm.finalize()
         ("non_cuda_aware", None),
     ],
 )
+@pytest.mark.reports("chainer/chainermn#224", "cupy/cupy#7863")
 def test_no_more_nccl_communicators_than_needed(name, n_split, emulator, tmp_path):
     nccl.need_package("cupy")
     job = run_job(

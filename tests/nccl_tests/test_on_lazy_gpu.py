@@ -73,6 +73,7 @@ def joined(calls: list[list[str]]) -> list[str]:
 
 
 @pytest.mark.parametrize("early_nccl", ["0", "1"])
+@pytest.mark.reports("mpi4py/mpi4py#60", "mpi4py/mpi4py#10")
 def test_gradients_are_averaged_in_the_right_order_of_streams(
     early_nccl, kernels, emulator
 ):

@@ -43,6 +43,12 @@ NCCL_TESTS = [
     "tests/chainermn_ng_tests/test_equal_to_one_process.py",
     "tests/chainermn_ng_tests/test_mean_grad.py",
 ]
+# They call what those test: once more on 2 ranks is enough.
+NCCL_TESTS_ON_2_RANKS = [
+    "tests/chainermn_ng_tests/test_batch_normalization.py",
+    "tests/chainermn_ng_tests/test_functions.py",
+    "tests/communicators_tests/test_properties.py",
+]
 # Of NCCL's own kind; they need the bindings, CUDA's compilers or the emulator.
 ONLY_NCCL_TESTS = [
     "tests/nccl_tests",
@@ -159,8 +165,11 @@ def nccl(binding: str) -> Callable[[], list[Command]]:
     def commands() -> list[Command]:
         python, env = nccl_environment()
         env = {**env, "CHAINERMN_NG_NCCL_BINDING": binding}
+        more = {2: NCCL_TESTS_ON_2_RANKS}
         return [
-            pytest_command(python, n, NCCL_TESTS, timeout_s=600, env=env)
+            pytest_command(
+                python, n, NCCL_TESTS + more.get(n, []), timeout_s=600, env=env
+            )
             for n in (1, 2, 3, 4)
         ]
 

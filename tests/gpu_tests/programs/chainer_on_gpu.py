@@ -5,6 +5,7 @@ With ``cpu`` both sides are NumPy (for tests of this program).
 
 from __future__ import annotations
 
+import functools
 import pathlib
 import sys
 import tempfile
@@ -21,6 +22,10 @@ from chainer import links as L
 from chainer.backends import cuda
 from mpi4py import MPI
 
+from chainermn_ng.functions.batch_normalization import (
+    SumOverRanks,
+    multi_node_batch_normalization,
+)
 from gpu_tests.results import tell_detail
 
 RANDOM = np.random.RandomState(0)
@@ -32,6 +37,21 @@ BITS = RANDOM.randint(0, 2, X.shape).astype("i")
 
 def _weights(*shape: int) -> np.ndarray:
     return RANDOM.uniform(-1, 1, shape).astype("f")
+
+
+@functools.cache
+def _sum_over_ranks() -> SumOverRanks:
+    # Through host memory: this program needs no NCCL.
+    return SumOverRanks(chainermn_ng.create_communicator("flat"), "mpi")
+
+
+def _normalized(x: Any, gamma: Any, beta: Any) -> chainer.Variable:
+    return multi_node_batch_normalization(x, gamma, beta, _sum_over_ranks())
+
+
+def _penalty(x: Any, gamma: Any, beta: Any) -> chainer.Variable:
+    y = _normalized(x, gamma, beta) ** 3
+    return chainer.grad([y], [x], enable_double_backprop=True)[0]
 
 
 #: Name: function and its arguments.
@@ -51,6 +71,8 @@ FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "max pooling": (lambda x: F.max_pooling_2d(x, 2), IMAGES),
     "average pooling": (lambda x: F.average_pooling_2d(x, 2), IMAGES),
     "batch normalization": (F.batch_normalization, X, _weights(6), _weights(6)),
+    "multi-node normalization": (_normalized, X, _weights(6), _weights(6)),
+    "gradient of that": (_penalty, X, _weights(6), _weights(6)),
     "layer normalization": (F.layer_normalization, X, _weights(6), _weights(6)),
     "concatenation": (lambda x, y: F.concat([x, y]), X, X),
     "product": (F.matmul, X, _weights(6, 4)),
@@ -136,6 +158,7 @@ def main() -> None:
         compare(name, *(trained(name, d) for d in (host, device)))
     check_random_numbers(device.xp)
     check_snapshots(device)
+    _sum_over_ranks().comm.finalize()
     tell_detail(f"{len(FUNCTIONS)} functions, {len(OPTIMIZERS)} optimizers as on NumPy")
 
 
