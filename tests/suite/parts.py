@@ -118,7 +118,7 @@ def unit() -> list[Command]:
 
 def jobs() -> list[Command]:
     """Whole jobs, and hosts made of network namespaces."""
-    return [pytest_command(sys.executable, 1, JOBS_TESTS, timeout_s=1800)]
+    return [pytest_command(sys.executable, 1, JOBS_TESTS, timeout_s=3000)]
 
 
 def ranks(n_ranks: int) -> Callable[[], list[Command]]:
