@@ -72,7 +72,8 @@ def _iteration_of(path: pathlib.Path) -> int | None:
     try:
         if not zipfile.is_zipfile(path):
             return None
-        with np.load(path, allow_pickle=True) as npz:
+        # NumPy leaves a file open that it opens by its name, and that is damaged.
+        with open(path, "rb") as file, np.load(file, allow_pickle=True) as npz:
             if snapshot_files.META_KEY in npz:
                 return int(snapshot_files.read_meta(npz)["iteration"])
             return int(npz["updater/iteration"])

@@ -54,14 +54,14 @@ def load_master_weights(
             rule._fp32_param = variable.Parameter(
                 parameter.device.send(np.array(values)), name=parameter.name
             )
-        elif rule._use_fp32_update and rule.t > 0 and _may_be_float16(parameter):
+        elif rule._use_fp32_update and rule.t > 0 and _is_float16(parameter):
             lost.append(name)
     return lost
 
 
-def _may_be_float16(parameter: chainer.Parameter) -> bool:
-    try:
+def _is_float16(parameter: chainer.Parameter) -> bool:
+    if parameter.array is not None:
         return bool(parameter.dtype == np.float16)
-    except RuntimeError:
-        # Nobody knows before it is initialized, and the model is loaded afterwards.
-        return True
+    # The model is loaded afterwards; until then its initializer tells.
+    dtype = getattr(parameter.initializer, "dtype", None)
+    return bool(chainer.get_dtype(dtype) == np.float16)

@@ -349,7 +349,7 @@ class MultiNodeOptimizer:
             if lost and self.communicator.rank == 0:
                 warnings.warn(
                     f"the snapshot lacks the float32 values of {len(lost)} parameters "
-                    f"({', '.join(lost[:3])} ...), which use_fp32_update keeps: they "
+                    f"({', '.join(lost[:3])}), which use_fp32_update keeps: they "
                     "go on from the rounded ones of the model",
                     stacklevel=3,
                 )

@@ -80,11 +80,13 @@ def test_a_snapshot_without_float32_values_loads_with_a_warning(comm, tmp_path):
     assert optimizer.target.W.update_rule._fp32_param is None
 
 
-def test_a_parameter_that_is_not_initialized_may_have_lost_its_values():
+@pytest.mark.parametrize(("dtype", "lost"), [("float16", ["/W"]), ("float32", [])])
+def test_what_a_parameter_lost_that_is_not_initialized(dtype, lost):
     model = chainer.links.Linear(None, 1, nobias=True)
     optimizer = chainer.optimizers.SGD()
     optimizer.use_fp32_update()
     optimizer.setup(model)
     model.W.update_rule.t = 1
     reader = chainer.serializers.NpzDeserializer({})
-    assert load_master_weights(optimizer, reader) == ["/W"]
+    with chainer.using_config("dtype", np.dtype(dtype)):
+        assert load_master_weights(optimizer, reader) == lost
