@@ -142,12 +142,15 @@ class MultiNodeCheckpointer(extension.Extension):
             OSError: some rank cannot write; raised on all ranks, and all older sets
                 are as they were.
             MismatchError: the ranks gave different iterations.
+            ValueError: a negative iteration; on all ranks.
         """
         self.stats.start()
         folder = self._folder()
         content, error = None, None
         try:
             iteration = operator.index(iteration)
+            if iteration < 0:
+                raise ValueError(f"iteration={iteration}: expected 0 or more")
             arrays, meta = snapshot_content.collect(target, self._generators)
             model = snapshot_content.parameters_digest(target, arrays)
             content = arrays, meta, model
@@ -269,7 +272,8 @@ class MultiNodeCheckpointer(extension.Extension):
         with snapshot_sets.open_set(engine, self._names, folder, found) as npz:
             try:
                 meta = snapshot_files.read_meta(npz)
-                lost += snapshot_content.load(target, npz, meta, is_own=is_own)
+                file = self._names.finished(found.files[engine.rank], found.key)
+                lost += snapshot_content.load(target, npz, meta, file, is_own=is_own)
                 self._resumed = meta, is_own
                 lost += self._restore_generators(target)
             except Exception as failure:

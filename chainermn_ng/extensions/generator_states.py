@@ -108,7 +108,8 @@ def find_generators(roots: Mapping[str, Any]) -> dict[str, Any]:
     Returns:
         dict: ``numpy.random.RandomState``, ``numpy.random.Generator`` and
         ``random.Random``, each once, by the way to it, such as
-        ``"main.order_sampler._random"``. Without the global ones.
+        ``"main.order_sampler._random"``. Without the global ones, and without those
+        that have no state, as they take their numbers from the system.
     """
     found: dict[str, Any] = {}
     # By id: two iterators may share one. The global ones are kept apart.
@@ -121,7 +122,8 @@ def find_generators(roots: Mapping[str, Any]) -> dict[str, Any]:
             continue
         seen[id(item)] = item
         if isinstance(item, _GENERATORS):
-            found[path] = item
+            if _can_resume(item):
+                found[path] = item
         elif depth < _MAX_DEPTH and not isinstance(item, _NOT_SEARCHED):
             waiting += [(path + key, part, depth + 1) for key, part in _parts(item)]
     return found
@@ -146,6 +148,15 @@ def _parts(item: Any) -> Iterator[tuple[str, Any]]:
 
 def _attributes(item: Any) -> dict[str, Any]:
     return getattr(item, "__dict__", {})
+
+
+def _can_resume(generator: Any) -> bool:
+    """Tell whether a generator has a state, unlike ``random.SystemRandom``."""
+    try:
+        _state_of(generator)
+    except NotImplementedError:
+        return False
+    return True
 
 
 def _state_of(generator: Any) -> Any:

@@ -8,7 +8,6 @@ import os
 import pathlib
 import re
 import zipfile
-import zlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -73,11 +72,13 @@ def _iteration_of(path: pathlib.Path) -> int | None:
     try:
         if not zipfile.is_zipfile(path):
             return None
-        with np.load(path, allow_pickle=True) as npz:
+        # NumPy leaves a file open that it opens by its name, and that is damaged.
+        with open(path, "rb") as file, np.load(file, allow_pickle=True) as npz:
             if snapshot_files.META_KEY in npz:
                 return int(snapshot_files.read_meta(npz)["iteration"])
             return int(npz["updater/iteration"])
-    except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile):
+    except Exception:
+        # Whatever a damaged archive makes zipfile and NumPy raise: open_any tells.
         return None
 
 
@@ -99,12 +100,9 @@ def _open_unsealed(source: pathlib.Path | bytes) -> Any:
         DamagedFileError: a checksum is wrong, or it is no such file.
     """
     file = io.BytesIO(source) if isinstance(source, bytes) else source
-    try:
-        with zipfile.ZipFile(file) as archive:
-            bad = archive.testzip()
-            is_sealed = f"{snapshot_files.META_KEY}.npy" in archive.namelist()
-    except (zipfile.BadZipFile, EOFError, zlib.error) as error:
-        raise snapshot_files.DamagedFileError(f"damaged: {error}") from error
+    with snapshot_files.damage_if_unreadable(), zipfile.ZipFile(file) as archive:
+        bad = archive.testzip()
+        is_sealed = f"{snapshot_files.META_KEY}.npy" in archive.namelist()
     if bad is not None:
         raise snapshot_files.DamagedFileError(f"damaged: wrong checksum of {bad}")
     if is_sealed:
@@ -113,7 +111,8 @@ def _open_unsealed(source: pathlib.Path | bytes) -> Any:
         )
     if isinstance(file, io.BytesIO):
         file.seek(0)
-    return np.load(file, allow_pickle=True)
+    with snapshot_files.damage_if_unreadable():
+        return np.load(file, allow_pickle=True)
 
 
 def description(npz: Any) -> dict[str, Any]:

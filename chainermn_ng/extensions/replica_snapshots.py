@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pathlib
 import warnings
 from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
 from chainer import training
 from chainer.training import extension
 from chainer.training.extensions import _snapshot as chainer_snapshot
@@ -157,6 +155,7 @@ class MultiNodeSnapshot(extension.Extension):
         save_as_it_is = self.snapshot._make_snapshot
         writer = self.snapshot.writer
         meta: dict[str, Any] = {}
+        beside: dict[str, Any] = {}
 
         def make_snapshot(trainer: training.Trainer) -> None:
             target = self._target(trainer)
@@ -166,11 +165,13 @@ class MultiNodeSnapshot(extension.Extension):
                 rank=self._rank,
                 run=self._run,
             )
+            beside.clear()
+            beside.update(snapshot_content.collect_master_weights(target))
             save_as_it_is(trainer)
 
         def write(filename: str, outdir: str, target: Any) -> None:
-            text = json.dumps(meta).encode()
-            target[snapshot_files.META_KEY] = np.frombuffer(text, np.uint8)
+            target[snapshot_files.META_KEY] = snapshot_files.encoded_meta(meta)
+            target.update(beside)
             self._files[filename] = meta["iteration"]
             writer(filename, outdir, target)
 
@@ -218,7 +219,7 @@ class MultiNodeSnapshot(extension.Extension):
                 if self.is_master:
                     remove_leftovers(folder, self.snapshot.filename)
                     self._files = held_files(folder, self.snapshot.filename)
-            except OSError as failure:
+            except Exception as failure:
                 error = failure
             agree(engine, f"{_LABEL}, looking for files", error)
             if self.snapshot.autoload:
@@ -260,7 +261,7 @@ class MultiNodeSnapshot(extension.Extension):
             try:
                 with open_any(folder / name) as npz:
                     run = snapshot_files.read_meta(npz).get("run")
-            except (OSError, ValueError) as error:
+            except Exception as error:
                 fault = f"{name} of rank {self._rank}: {error}"
         told = engine.allgather_obj((run, fault))
         faults = [other[1] for other in told if other[1] is not None]
@@ -281,7 +282,7 @@ class MultiNodeSnapshot(extension.Extension):
             assert name is not None
             try:
                 content = (folder / name).read_bytes()
-            except OSError as failure:
+            except Exception as failure:
                 error = failure
         agree(engine, f"{_LABEL}, reading", error)
         replicas = engine.split(self.master, engine.rank)
@@ -293,7 +294,8 @@ class MultiNodeSnapshot(extension.Extension):
         try:
             with open_any(content) as npz:
                 meta = description(npz)
-                lost = snapshot_content.load(target, npz, meta, is_own=True)
+                file = name or f"the file of rank {self.master}"
+                lost = snapshot_content.load(target, npz, meta, file, is_own=True)
             # They have been initialized before this extension.
             snapshot_content.initialize_shifts(target)
             if self._restore_hyperparameters and "hyperparameters" in meta:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -15,6 +16,16 @@ from chainer.serializers import DictionarySerializer, NpzDeserializer
 from chainer.training.triggers import IntervalTrigger
 
 from chainermn_ng.extensions import generator_states
+from chainermn_ng.extensions.snapshot_reader import (
+    ANOTHER_MODEL,
+    Elsewhere,
+    SnapshotReader,
+    some_of,
+)
+from chainermn_ng.optimizers.master_weights import (
+    load_master_weights,
+    save_master_weights,
+)
 
 _LOSS_SCALE = ("_loss_scale", "_loss_scaling_multiplier", "_loss_scaling_isnan_ever")
 
@@ -31,6 +42,7 @@ def collect(target: Any, generators: Iterable[Any]) -> tuple[dict[str, Any], Any
     """
     serializer = DictionarySerializer()
     serializer.save(target)
+    serializer.target.update(collect_master_weights(target))
     meta = describe(target)
     # At last: iterators that fetch ahead start anew when they are serialized, and
     # draw the next order once more.
@@ -42,6 +54,7 @@ def collect(target: Any, generators: Iterable[Any]) -> tuple[dict[str, Any], Any
 def describe(target: Any) -> dict[str, Any]:
     """Return what loading has to know beside the arrays, without random generators."""
     return {
+        "parameters": sorted(_parameter_names(target)),
         "extensions": list(_extensions(target)),
         "iterators": {
             name: getattr(iterator, "epoch_detail", None)
@@ -52,6 +65,14 @@ def describe(target: Any) -> dict[str, Any]:
             for name, optimizer in optimizers_of(target).items()
         },
     }
+
+
+def collect_master_weights(target: Any) -> dict[str, Any]:
+    """Return the float32 values that Chainer's own optimizers do not save, by path."""
+    serializer = DictionarySerializer()
+    for path, optimizer in _plain_optimizers(target).items():
+        save_master_weights(optimizer, serializer[path] if path else serializer)
+    return dict(serializer.target)
 
 
 def parameters_digest(target: Any, arrays: Mapping[str, Any]) -> bytes:
@@ -80,7 +101,9 @@ def digest_of_model(model: chainer.Link) -> bytes:
     return parameters_digest(model, arrays)
 
 
-def load(target: Any, npz: Any, meta: Mapping[str, Any], *, is_own: bool) -> list[str]:
+def load(
+    target: Any, npz: Any, meta: Mapping[str, Any], file: str, *, is_own: bool
+) -> list[str]:
     """Load a snapshot into a target, all but random generators.
 
     Extensions without a state in it stay as they are. Extensions that are added to a
@@ -90,6 +113,7 @@ def load(target: Any, npz: Any, meta: Mapping[str, Any], *, is_own: bool) -> lis
         target: as for :func:`collect`.
         npz: the open snapshot.
         meta: its description.
+        file: its name, for messages.
         is_own: whether it is this rank's of as many ranks. Otherwise iterators keep
             the order that they have, and go on in the same epoch after the same part
             of it.
@@ -98,25 +122,36 @@ def load(target: Any, npz: Any, meta: Mapping[str, Any], *, is_own: bool) -> lis
         What could not be restored, in words.
 
     Raises:
-        KeyError, ValueError, TypeError: it is of another program. The target may have
-            been changed in part.
+        KeyError, ValueError, TypeError: it is of another program: an entry is missing
+            or does not fit, or it has parameters that the model has not. The target
+            may have been changed in part.
     """
-    deserializer: Deserializer = NpzDeserializer(npz)
+    reader = SnapshotReader(npz, file)
+    deserializer: Deserializer = reader
+    elsewhere = None
     if not is_own:
-        deserializer = _Elsewhere(deserializer, _positions(target, meta))
+        deserializer = elsewhere = Elsewhere(reader, _iterators(target), meta)
     known = set(meta["extensions"])
     unknown = [name for name in _extensions(target) if name not in known]
     with _without_extensions(target, unknown):
         deserializer.load(target)
+    rounded = []
+    for path, optimizer in _plain_optimizers(target).items():
+        branch = deserializer[path] if path else deserializer
+        rounded += load_master_weights(optimizer, branch)
+    ignored = _ignored(target, reader, meta, file)
     for name in unknown:
         _begin_here(target, target._extensions[name].trigger)
     if isinstance(target, training.Trainer):
         _load_later(target, npz, known.difference(_extensions(target)))
-    return [
+    lost = [
         f"the state of the extension {name}"
         for name in unknown
         if is_own and _has_state(target._extensions[name].extension)
     ]
+    lost += [f"the float32 values of {name}" for name in rounded]
+    lost += [] if elsewhere is None else elsewhere.lost()
+    return lost + ignored
 
 
 def restore_generators(
@@ -166,6 +201,16 @@ def _updater(target: Any) -> Any:
     return target.updater if isinstance(target, training.Trainer) else target
 
 
+def _plain_optimizers(target: Any) -> dict[str, chainer.Optimizer]:
+    """Return the optimizers that are Chainer's own, by their path in a snapshot."""
+    head = "updater/" if isinstance(target, training.Trainer) else ""
+    return {
+        "" if optimizer is target else f"{head}optimizer:{name}": optimizer
+        for name, optimizer in optimizers_of(target).items()
+        if isinstance(optimizer, chainer.Optimizer)
+    }
+
+
 def _extensions(target: Any) -> Any:
     return target._extensions if isinstance(target, training.Trainer) else {}
 
@@ -203,6 +248,34 @@ def _hyperparameters(optimizer: Any) -> dict[str, Any]:
         for key, value in values.items()
     }
     return {k: v for k, v in plain.items() if isinstance(v, bool | int | float)}
+
+
+def _ignored(
+    target: Any, reader: SnapshotReader, meta: Mapping[str, Any], file: str
+) -> list[str]:
+    """Look at what the snapshot holds of model and optimizers that nobody has read.
+
+    Raises:
+        ValueError: parameters.
+    """
+    unread = reader.unread()
+    too_many = sorted(unread & set(meta.get("parameters", ())))
+    if too_many:
+        raise ValueError(
+            f"{file} holds parameters that the model has not: {some_of(too_many)}. "
+            f"{ANOTHER_MODEL}"
+        )
+    if not hasattr(_updater(target), "get_all_optimizers"):
+        return []
+    head = "updater/" if isinstance(target, training.Trainer) else ""
+    kinds = f"{head}model:", f"{head}optimizer:"
+    # Of these the optimizer tells.
+    rest = [
+        path
+        for path in sorted(unread)
+        if path.startswith(kinds) and not re.search("/(n_in_flight$|in_flight/)", path)
+    ]
+    return [f"entries that the program has not: {some_of(rest)}"] if rest else []
 
 
 # -- extensions that come and go -----------------------------------------------------
@@ -257,55 +330,3 @@ def _load_later(trainer: training.Trainer, npz: Any, names: set[str]) -> None:
 
 
 _KINDS = "extensions", "extension_triggers"
-
-
-# -- another number of ranks ---------------------------------------------------------
-
-
-def _positions(target: Any, meta: Mapping[str, Any]) -> dict[str, int]:
-    """Return how many samples of the epoch each iterator has behind it."""
-    positions = {}
-    for name, iterator in _iterators(target).items():
-        detail = meta["iterators"].get(name)
-        n_samples = len(getattr(iterator, "dataset", ()))
-        # 2/3 of 6 samples are 4, whatever the last bit says.
-        positions[name] = 0 if detail is None else int(detail % 1 * n_samples + 1e-6)
-    return positions
-
-
-class _Elsewhere(Deserializer):
-    """Reads the snapshot of another rank: iterators keep their order.
-
-    Args:
-        actual: reads the snapshot.
-        positions: current position of the iterators by name.
-    """
-
-    def __init__(self, actual: Deserializer, positions: Mapping[str, int]) -> None:
-        self._actual = actual
-        self._positions = positions
-
-    def __getitem__(self, key: str) -> Deserializer:
-        kind, _, name = key.partition(":")
-        if kind == "iterator":
-            return _IteratorElsewhere(self._actual[key], self._positions.get(name, 0))
-        return _Elsewhere(self._actual[key], self._positions)
-
-    def __call__(self, key: str, value: Any) -> Any:
-        return self._actual(key, value)
-
-
-class _IteratorElsewhere(Deserializer):
-    _TAKEN = frozenset({"epoch", "is_new_epoch", "previous_epoch_detail"})
-
-    def __init__(self, actual: Deserializer, position: int) -> None:
-        self._actual = actual
-        self._position = position
-
-    def __getitem__(self, key: str) -> Deserializer:
-        return self
-
-    def __call__(self, key: str, value: Any) -> Any:
-        if key == "current_position":
-            return self._position
-        return self._actual(key, value) if key in self._TAKEN else value

@@ -32,6 +32,25 @@ class DamagedFileError(ValueError):
     """A file does not hold what was written to it, or is no snapshot at all."""
 
 
+@contextlib.contextmanager
+def damage_if_unreadable() -> Iterator[None]:
+    """Make one error of all that reading a damaged archive may raise.
+
+    Its bytes decide on whether that is an error of ``zipfile``, ``zlib``, ``pickle``,
+    ``struct``, NumPy or JSON, or a ``NotImplementedError`` or ``RuntimeError``.
+
+    Raises:
+        DamagedFileError: instead of these.
+        OSError: as it comes: the file may be good.
+    """
+    try:
+        yield
+    except (OSError, DamagedFileError):
+        raise
+    except Exception as error:
+        raise DamagedFileError(f"damaged: {type(error).__name__}: {error}") from error
+
+
 def write_temporary(
     path: pathlib.Path, arrays: Mapping[str, Any], meta: Mapping[str, Any]
 ) -> None:
@@ -47,8 +66,7 @@ def write_temporary(
     Raises:
         OSError: no space, no permission, no such folder, or the name is taken.
     """
-    text = json.dumps(dict(meta)).encode()
-    entries = {**arrays, META_KEY: np.frombuffer(text, np.uint8)}
+    entries = {**arrays, META_KEY: encoded_meta(meta)}
     # Not by the tempfile module, whose files only their owner may read.
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
     try:
@@ -124,16 +142,40 @@ def open_checked(source: pathlib.Path | bytes) -> Iterator[Any]:
         _check(file)
         file.seek(0)
         # As Chainer does: None is saved as an array of objects.
-        yield stack.enter_context(np.load(file, allow_pickle=True))
+        with damage_if_unreadable():
+            npz = stack.enter_context(np.load(file, allow_pickle=True))
+        yield npz
 
 
 def read_meta(npz: Any) -> dict[str, Any]:
-    """Return the description of an open snapshot; empty if it has none."""
+    """Return the description of an open snapshot; empty if it has none.
+
+    Raises:
+        DamagedFileError: it cannot be read.
+    """
     if META_KEY not in npz:
         return {}
-    meta = json.loads(np.asarray(npz[META_KEY], np.uint8).tobytes().decode())
-    assert isinstance(meta, dict)
-    return meta
+    with damage_if_unreadable():
+        meta = json.loads(np.asarray(npz[META_KEY], np.uint8).tobytes().decode())
+        if not isinstance(meta, dict):
+            raise DamagedFileError("damaged: its description is none")
+        return meta
+
+
+def encoded_meta(meta: Mapping[str, Any]) -> np.ndarray:
+    """Return a description as the archive holds it: JSON in UTF-8, as uint8.
+
+    Scalars and arrays of NumPy and CuPy become numbers and lists, other numbers float.
+
+    Raises:
+        TypeError: there is something else in it.
+    """
+    text = json.dumps(dict(meta), default=_for_json)
+    return np.frombuffer(text.encode(), np.uint8)
+
+
+def _for_json(value: Any) -> Any:
+    return value.tolist() if hasattr(value, "tolist") else float(value)
 
 
 def _write_archive(file: BinaryIO, entries: Mapping[str, Any]) -> None:

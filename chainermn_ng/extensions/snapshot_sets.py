@@ -246,7 +246,8 @@ def _examine(
     checked: dict[int, Mapping[str, Any] | str] = {}
     for file_rank, keeper in examined.keepers.items():
         if keeper == engine.rank:
-            checked[file_rank] = _check(folder / names.finished(file_rank, key))
+            path = folder / names.finished(file_rank, key)
+            checked[file_rank] = _check(path, key[0], file_rank)
     for other in engine.allgather_obj(checked):
         for file_rank, result in other.items():
             if isinstance(result, str):
@@ -258,16 +259,21 @@ def _examine(
     return examined
 
 
-def _check(path: pathlib.Path) -> Mapping[str, Any] | str:
+def _check(path: pathlib.Path, iteration: int, rank: int) -> Mapping[str, Any] | str:
     """Return the short description of a good file, or what is wrong with it."""
     try:
         with files.open_checked(path) as npz:
             meta = files.read_meta(npz)
+            if (meta["iteration"], meta["rank"]) != (iteration, rank):
+                return (
+                    f"renamed: it was written by rank {meta['rank']} at iteration "
+                    f"{meta['iteration']}"
+                )
             return {name: meta[name] for name in ("set", "size", "replicated")}
-    except (OSError, files.DamagedFileError) as error:
-        return str(error)
     except KeyError as error:
         return f"no description of it: {error}"
+    except Exception as error:
+        return str(error)
 
 
 def _complain_of_gaps(names: SnapshotNames, key: SetKey, examined: _Examined) -> None:
@@ -333,7 +339,8 @@ def open_set(
             candidate = stack.enter_context(
                 files.open_checked(folder / names.finished(file_rank, found.key))
             )
-            if files.read_meta(candidate).get("set") == found.token:
+            meta = files.read_meta(candidate)
+            if (meta.get("set"), meta.get("rank")) == (found.token, file_rank):
                 npz = candidate
         except (OSError, files.DamagedFileError):
             # Not here, or the file of another job: the keeper has a good one.

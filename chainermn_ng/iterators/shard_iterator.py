@@ -253,8 +253,9 @@ class ShardIterator(chainer.dataset.Iterator):
             return
         self._n_drawn -= 1
         self._draw_order()
-        same = n_iterations == self.n_iterations
-        if not (same and np.array_equal(lengths, self._lengths)) and self._iteration:
+        # None: the place in the epoch has been converted to these shards.
+        same = lengths is None or np.array_equal(lengths, self._lengths)
+        if not (same and n_iterations == self.n_iterations) and self._iteration:
             self._iteration = 0
             if self._shows_warnings:
                 warnings.warn(

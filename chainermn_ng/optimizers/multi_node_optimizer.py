@@ -22,6 +22,10 @@ from chainermn_ng.communicators.parameters import named_parameters
 from chainermn_ng.optimizers import optimizer_state
 from chainermn_ng.optimizers.double_buffering_snapshot import holds_averages
 from chainermn_ng.optimizers.link_attributes import LinkAttributes, meets_other_ranks
+from chainermn_ng.optimizers.master_weights import (
+    load_master_weights,
+    save_master_weights,
+)
 from chainermn_ng.optimizers.same_weights import check_same_weights
 from chainermn_ng.optimizers.samples import (
     warn_if_batch_exceeds_shard,
@@ -323,6 +327,8 @@ class MultiNodeOptimizer:
     def serialize(self, serializer: chainer.AbstractSerializer) -> None:
         """Save or load the wrapped optimizer.
 
+        With the float32 values of ``use_fp32_update``, which Chainer leaves out.
+
         After loading, the next :meth:`update` makes model and optimizer the same on
         all ranks again, so load on all ranks, or on rank 0 before the first step.
         """
@@ -339,9 +345,18 @@ class MultiNodeOptimizer:
     def _serialize_actual(self, serializer: chainer.AbstractSerializer) -> None:
         if isinstance(serializer, Deserializer):
             optimizer_state.load(self.actual_optimizer, serializer)
+            lost = load_master_weights(self.actual_optimizer, serializer)
+            if lost and self.communicator.rank == 0:
+                warnings.warn(
+                    f"the snapshot lacks the float32 values of {len(lost)} parameters "
+                    f"({', '.join(lost[:3])}), which use_fp32_update keeps: they "
+                    "go on from the rounded ones of the model",
+                    stacklevel=3,
+                )
             self._known = None
         else:
             self.actual_optimizer.serialize(serializer)
+            save_master_weights(self.actual_optimizer, serializer)
 
     def __getattr__(self, name: str) -> Any:
         if name in type(self)._OWN or name.startswith("__"):
