@@ -40,7 +40,8 @@ class AggregateObservations(extension.Extension):
     ``trainer.extend(AggregateObservations(comm))``, on all ranks. After each update,
     before :class:`~chainer.training.extensions.LogReport` and other readers, every
     number that was reported (Python's, NumPy's and CuPy's, variables, arrays without
-    dimensions) is replaced by its mean over the ranks, a Python float. A key that
+    dimensions) is replaced by its mean over the ranks, a Python float. Complex numbers
+    stay as they are; integers beyond the range of floats count as infinite. A key that
     some ranks lack is averaged over the others, and all ranks have it afterwards; one
     that is equal on all of them, as the result of a multi-node evaluator, keeps its
     value. Costs one small exchange an iteration.

@@ -15,6 +15,7 @@ from helpers.errors import assert_all_raise
 from helpers.ranks import assert_all_ranks
 
 from chainermn_ng.extensions import AggregateObservations, ObservationAggregator
+from chainermn_ng.extensions.weighted_sums import WeightedSums
 from communicators import MismatchError
 
 
@@ -54,6 +55,36 @@ def test_any_number_becomes_a_plain_float(comm, kind):
     found = trainer.observation["mean loss"]
     ok = ok and type(found) is float and found == comm.size
     assert_all_ranks(comm, ok, f"{trainer.observation}")
+
+
+@pytest.mark.parallel([1, 2])
+def test_numbers_that_no_float_holds(comm):
+    """Huge ones are infinite; complex ones and texts are no observations."""
+    last = comm.rank == comm.size - 1
+    complex_ones = {
+        "python": 1 + 2j,
+        "numpy": np.complex64(1 + 2j),
+        "array": np.array(1 + 2j),
+        "variable": chainer.Variable(np.array(1 + 2j)),
+        "text": "3",
+    }
+    given = {"huge": 10**400 if last else 1, "negative": -(10**400), **complex_ones}
+    trainer = FakeTrainer().next(dict(given))
+    AggregateObservations(comm, weight=lambda t: 1)(trainer)
+    found = trainer.observation
+    ok = found.pop("huge") == np.inf and found.pop("negative") == -np.inf
+    ok = ok and all(found[key] is value for key, value in complex_ones.items())
+    assert_all_ranks(comm, ok and found.keys() == complex_ones.keys(), f"{found}")
+    sums = WeightedSums()
+    sums.add(given, 2)
+    means = sums.mean_over_ranks(comm.engine)
+    assert_all_ranks(comm, means == {"huge": np.inf, "negative": -np.inf}, f"{means}")
+    trainer.next(dict(given))
+    for key in ("python", "numpy", "array", "variable", "huge"):
+        ObservationAggregator(comm, key)(trainer)
+        expected = np.inf if key == "huge" else 1 + 2j
+        found = trainer.observation[key]
+        assert_all_ranks(comm, bool(found == expected), f"{key}: {found!r}")
 
 
 @pytest.mark.parallel([1, 2])
