@@ -1,6 +1,7 @@
 """Observations of all ranks in the trainer's log."""
 
 import gc
+import io
 import json
 import pathlib
 import weakref
@@ -267,3 +268,58 @@ def test_batches_across_the_end_of_an_epoch_count_whole(comm, tmp_path):
     means.weight = lambda trainer: counted.append(count(trainer)) or counted[-1]
     run_trainer(comm, data, tmp_path, 3, means, repeat=True)
     assert_all_ranks(comm, counted == [3, 3], f"{counted}")
+
+
+@pytest.mark.parallel([1, 2])
+def test_a_resumed_run_aggregates_what_the_unbroken_one_does(comm):
+    """Through a file of Chainer's, at each iteration between two exchanges."""
+    values = {
+        "float": lambda i: 0.1 * i + comm.rank / 3,
+        "array": lambda i: np.array([0.1, 0.2], "f") * (i + comm.rank),
+        "mixed": lambda i: 0.1 * i if i % 2 else np.float64(i) * (1 + 1j),
+    }
+
+    def new(key):
+        return ObservationAggregator(comm, key, "mean", comm_trigger=(3, "iteration"))
+
+    def run(aggregate, key, begin, end):
+        found = []
+        for i in range(begin, end):
+            trainer.iteration = i
+            aggregate(trainer.next({key: values[key](i)}))
+            found.append(repr(trainer.observation.get("mean")))
+        return found
+
+    trainer = FakeTrainer()
+    for key in values:
+        expected = run(new(key), key, 0, 7)
+        for cut in (2, 3, 4):
+            first, second = new(key), new(key)
+            found = run(first, key, 0, cut)
+            load(saved(first), second)
+            found += run(second, key, cut, 7)
+            assert_all_ranks(comm, found == expected, f"{cut}: {found} {expected}")
+
+
+@pytest.mark.parallel([1, 2])
+def test_what_snapshots_of_observations_lack_is_warned_of(comm):
+    aggregate = ObservationAggregator(comm, "a", comm_trigger=(9, "iteration"))
+    for value in ("text", 2.0, [1, [2]]):
+        aggregate(FakeTrainer().next({"a": value}))
+    with pytest.warns(UserWarning, match="2 values are neither numbers nor arrays"):
+        snapshot = saved(aggregate)
+    loaded = ObservationAggregator(comm, "a")
+    load(snapshot, loaded)
+    assert loaded.observation_history == [2.0]
+    with pytest.warns(UserWarning, match=r"not hold what ObservationAggregator\(a\)"):
+        load(saved(AggregateObservations(comm)), loaded)
+
+
+def saved(obj):
+    file = io.BytesIO()
+    chainer.serializers.save_npz(file, obj)
+    return file.getvalue()
+
+
+def load(snapshot, obj):
+    chainer.serializers.load_npz(io.BytesIO(snapshot), obj)
