@@ -100,7 +100,6 @@ class ObservationAggregator(extension.Extension):
                 raise
             return engine.bcast_obj(summary)
 
-
     def serialize(self, serializer: chainer.AbstractSerializer) -> None:
         """Save or load what was observed since the last exchange, and the trigger.
 

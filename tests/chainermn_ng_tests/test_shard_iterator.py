@@ -192,7 +192,9 @@ def test_a_sample_that_does_not_count_is_not_in_joint_statistics(comm):
         assert_all_ranks(comm, are_close(weights(model), weights(alone)))
         for name in ("first", "last"):
             for attribute in ("avg_mean", "avg_var"):
-                found, expected = (getattr(getattr(m, name), attribute) for m in (model, alone))
+                found, expected = (
+                    getattr(getattr(m, name), attribute) for m in (model, alone)
+                )
                 ok = np.allclose(found, expected, 1e-4, 1e-5)
                 assert_all_ranks(comm, ok, f"{name} {attribute}: {found} {expected}")
 
