@@ -1,7 +1,6 @@
 """Observations of all ranks in the trainer's log."""
 
 import gc
-import io
 import json
 import pathlib
 import weakref
@@ -14,6 +13,7 @@ from chainer.training import extensions as chainer_extensions
 from helpers.chainer_models import MLP
 from helpers.errors import assert_all_raise
 from helpers.ranks import assert_all_ranks
+from helpers.snapshots import load, saved
 
 from chainermn_ng.extensions import AggregateObservations, ObservationAggregator
 from chainermn_ng.extensions.weighted_sums import WeightedSums
@@ -313,13 +313,3 @@ def test_what_snapshots_of_observations_lack_is_warned_of(comm):
     assert loaded.observation_history == [2.0]
     with pytest.warns(UserWarning, match=r"not hold what ObservationAggregator\(a\)"):
         load(saved(AggregateObservations(comm)), loaded)
-
-
-def saved(obj):
-    file = io.BytesIO()
-    chainer.serializers.save_npz(file, obj)
-    return file.getvalue()
-
-
-def load(snapshot, obj):
-    chainer.serializers.load_npz(io.BytesIO(snapshot), obj)
