@@ -10,6 +10,7 @@ from chainer.training import extension
 
 from chainermn_ng.communicators.factory import engine_of
 from chainermn_ng.extensions.observed_values import as_float
+from chainermn_ng.iterators.shard_iterator import ShardIterator
 
 
 def samples_of_last_batch(trainer: training.Trainer) -> float:
@@ -22,6 +23,9 @@ def samples_of_last_batch(trainer: training.Trainer) -> float:
     """
     try:
         iterator = trainer.updater.get_iterator("main")
+        if isinstance(iterator, ShardIterator):
+            # Its batches differ in length within an epoch.
+            return iterator.n_counted
         now, before = iterator.epoch_detail, iterator.previous_epoch_detail
         # With a sampler an epoch need not be the whole data set.
         n_samples = getattr(iterator, "_epoch_size", len(iterator.dataset))

@@ -198,6 +198,11 @@ class ShardIterator(chainer.dataset.Iterator):
         self._is_asked = True
         return self._n_counted
 
+    @property
+    def n_counted(self) -> int:
+        """Number of samples of the last batch that count."""
+        return self._n_counted
+
     def _warn_if_not_asked(self) -> None:
         # At the second batch the optimizer has had its first.
         has_given, self._has_given = self._has_given, True

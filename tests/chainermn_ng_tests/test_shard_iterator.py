@@ -13,6 +13,7 @@ from mpi4py import MPI
 
 from chainermn_ng.datasets import scatter_dataset
 from chainermn_ng.extensions import create_multi_node_evaluator
+from chainermn_ng.extensions.aggregate_observations import samples_of_last_batch
 from chainermn_ng.iterators import ShardIterator
 from chainermn_ng.links import MultiNodeBatchNormalization
 from chainermn_ng.optimizers import create_multi_node_optimizer
@@ -197,6 +198,23 @@ def test_a_sample_that_does_not_count_is_not_in_joint_statistics(comm):
                 )
                 ok = np.allclose(found, expected, 1e-4, 1e-5)
                 assert_all_ranks(comm, ok, f"{name} {attribute}: {found} {expected}")
+
+
+@pytest.mark.parallel([1, 2])
+def test_reports_weigh_the_samples_that_count(comm):
+    shard = list(range(3 if comm.rank else 5))
+    it = ShardIterator(shard, 1 if comm.rank == 0 else 3, comm)
+    updater = chainer.training.StandardUpdater(
+        it, chainer.optimizers.SGD().setup(MLP())
+    )
+    trainer = chainer.training.Trainer(updater)
+    found = []
+    it.count_samples()  # as the optimizer does, else there is a warning
+    for _ in range(it.n_iterations):
+        next(it)
+        found.append(samples_of_last_batch(trainer))
+    expected = [0, 1, 0, 1, 1] if comm.rank else [1] * 5
+    assert_all_ranks(comm, found == expected, f"{found}")
 
 
 @pytest.mark.parallel(2)
