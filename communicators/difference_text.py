@@ -34,14 +34,17 @@ class Report(NamedTuple):
 def failure_text(reports: Sequence[Report]) -> str:
     """Return why an operation failed that all ranks called."""
     texts = _by_text((r, x.failure[1]) for r, x in enumerate(reports) if x.failure)
-    why = "; on ".join(f"{who}: {text}" for text, who in texts)
-    return f"{reports[0].label} failed on {why}{_places(reports)}"
+    text = f"{reports[0].label} failed"
+    for number, (why, who) in enumerate(texts):
+        text = f"{_clause(text)}; on" if number else f"{text} on"
+        text += f" {who}: {why}"
+    return _with_places(text, reports)
 
 
 def difference_text(reports: Sequence[Report]) -> str:
     """Return in what the ranks differ, who differs, and where each of them is."""
     sequence = max(report.sequence for report in reports)
-    return f"collective {sequence}: {_difference(reports)}{_places(reports)}"
+    return _with_places(f"collective {sequence}: {_difference(reports)}", reports)
 
 
 def _difference(reports: Sequence[Report]) -> str:
@@ -53,7 +56,7 @@ def _difference(reports: Sequence[Report]) -> str:
         text = "the ranks are in different operations: " + "; ".join(parts)
         for rank, report in enumerate(reports):
             if report.failure:
-                text += f"; rank {rank} failed with {report.failure[1]}"
+                text = f"{_clause(text)}; rank {rank} failed with {report.failure[1]}"
         return text
     if all(not isinstance(item, str) for item in details):
         tables = [dict(item) for item in details]  # type: ignore[arg-type]
@@ -73,13 +76,20 @@ def _difference(reports: Sequence[Report]) -> str:
     return f"{label}: the ranks gave different arguments: " + "; ".join(parts)
 
 
-def _places(reports: Sequence[Report]) -> str:
-    texts = _by_text((r, x.place) for r, x in enumerate(reports) if x.place)
-    if not texts:
-        return ""
-    if len(texts) == 1:
-        return f"; called from {texts[0][0]}"
-    return "; called from " + ", ".join(f"{text} on {who}" for text, who in texts)
+def _with_places(text: str, reports: Sequence[Report]) -> str:
+    places = _by_text((r, x.place) for r, x in enumerate(reports) if x.place)
+    if not places:
+        return text
+    where = places[0][0]
+    if len(places) > 1:
+        where = ", ".join(f"{place} on {who}" for place, who in places)
+    return f"{_clause(text)}; called from {where}"
+
+
+def _clause(text: str) -> str:
+    """Return a text that goes on after a semicolon: without the stop of a sentence."""
+    is_sentence = text.endswith(".") and not text.endswith("..")
+    return text[:-1] if is_sentence else text
 
 
 def _by_text(texts: Iterable[tuple[int, str]]) -> list[tuple[str, str]]:

@@ -10,6 +10,7 @@ from chainer.training import extension
 
 from chainermn_ng.communicators.factory import engine_of
 from chainermn_ng.extensions.observed_values import as_float
+from chainermn_ng.iterators.shard_iterator import ShardIterator
 
 
 def samples_of_last_batch(trainer: training.Trainer) -> float:
@@ -22,6 +23,9 @@ def samples_of_last_batch(trainer: training.Trainer) -> float:
     """
     try:
         iterator = trainer.updater.get_iterator("main")
+        if isinstance(iterator, ShardIterator):
+            # Its batches differ in length within an epoch.
+            return iterator.n_counted
         now, before = iterator.epoch_detail, iterator.previous_epoch_detail
         # With a sampler an epoch need not be the whole data set.
         n_samples = getattr(iterator, "_epoch_size", len(iterator.dataset))
@@ -40,7 +44,8 @@ class AggregateObservations(extension.Extension):
     ``trainer.extend(AggregateObservations(comm))``, on all ranks. After each update,
     before :class:`~chainer.training.extensions.LogReport` and other readers, every
     number that was reported (Python's, NumPy's and CuPy's, variables, arrays without
-    dimensions) is replaced by its mean over the ranks, a Python float. A key that
+    dimensions) is replaced by its mean over the ranks, a Python float. Complex numbers
+    stay as they are; integers beyond the range of floats count as infinite. A key that
     some ranks lack is averaged over the others, and all ranks have it afterwards; one
     that is equal on all of them, as the result of a multi-node evaluator, keeps its
     value. Costs one small exchange an iteration.

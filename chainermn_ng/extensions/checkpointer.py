@@ -92,6 +92,7 @@ class MultiNodeCheckpointer(extension.Extension):
     trigger = 1, "iteration"
     #: Below all others: what they change in an iteration belongs into its snapshot.
     priority = -200
+    is_collective = True
 
     def __init__(
         self,

@@ -43,6 +43,8 @@ class MultiNodeEarlyStoppingTrigger:
         TypeError: unknown arguments, or another kind of communicator.
     """
 
+    is_collective = True
+
     def __init__(
         self,
         comm: Any,

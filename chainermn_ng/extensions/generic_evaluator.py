@@ -49,6 +49,7 @@ class GenericMultiNodeEvaluator(extension.Extension):
     trigger = 1, "epoch"
     default_name = "validation"
     priority = extension.PRIORITY_WRITER
+    is_collective = True
 
     name: str | None = None
 

@@ -95,6 +95,7 @@ def create_multi_node_evaluator(
             return sums.mean_over_ranks(engine)
 
     actual_evaluator.evaluate = evaluate
+    actual_evaluator.is_collective = True
     return actual_evaluator
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
+import chainer
 import numpy as np
 from chainer import training
+from chainer.serializer import Deserializer
 from chainer.training import extension, util
 
 from chainermn_ng.communicators.factory import engine_of
@@ -31,6 +34,8 @@ class ObservationAggregator(extension.Extension):
         aggregator: called on rank 0 with one list of values for each rank; by default
             the mean of all values. Numbers, and arrays and variables without
             dimensions, arrive as floats; larger ones as NumPy arrays.
+
+    Snapshots hold what was observed since the last exchange.
     """
 
     trigger = 1, "iteration"
@@ -94,6 +99,63 @@ class ObservationAggregator(extension.Extension):
                     raise error from None
                 raise
             return engine.bcast_obj(summary)
+
+    def serialize(self, serializer: chainer.AbstractSerializer) -> None:
+        """Save or load what was observed since the last exchange, and the trigger.
+
+        Numbers and arrays can be saved; a snapshot lacks other values, with a warning.
+        With a snapshot that has none of it the history begins anew, with a warning.
+        """
+        try:
+            if isinstance(serializer, Deserializer):
+                self.observation_history = _loaded(serializer["history"])
+            else:
+                _save(serializer["history"], self.observation_history)
+            if hasattr(self.comm_trigger, "serialize"):
+                self.comm_trigger.serialize(serializer["comm_trigger"])
+        except KeyError:
+            warnings.warn(
+                f"the snapshot does not hold what ObservationAggregator("
+                f"{self.original_key}) has observed since the last exchange",
+                stacklevel=2,
+            )
+
+
+def _save(serializer: chainer.AbstractSerializer, history: list[Any]) -> None:
+    kept = [value for value in history if _is_numeric(value)]
+    if len(kept) < len(history):
+        warnings.warn(
+            f"ObservationAggregator: {len(history) - len(kept)} values are neither "
+            "numbers nor arrays of them; the snapshot lacks them",
+            stacklevel=3,
+        )
+    # One entry for all floats: an epoch has many.
+    is_float = np.array([type(value) is float for value in kept], bool)
+    serializer("is_float", is_float)
+    serializer("floats", np.array([v for v in kept if type(v) is float], np.float64))
+    for number in np.flatnonzero(~is_float):
+        serializer(f"value_{number}", np.asarray(kept[number]))
+
+
+def _is_numeric(value: Any) -> bool:
+    if isinstance(value, np.ndarray | np.generic):
+        return value.dtype.kind in "biufc"
+    return isinstance(value, float | complex)
+
+
+def _loaded(serializer: chainer.AbstractSerializer) -> list[Any]:
+    is_float, floats = serializer("is_float", None), serializer("floats", None)
+    if is_float is None or floats is None:
+        raise KeyError("history")
+    remaining = iter(np.asarray(floats).tolist())
+    history = []
+    for number, is_plain in enumerate(np.asarray(is_float)):
+        if is_plain:
+            history.append(next(remaining))
+        else:
+            # An array without dimensions was a number of NumPy's.
+            history.append(np.asarray(serializer(f"value_{number}", None))[()])
+    return history
 
 
 def mean_of_all(histories: list[list[Any]]) -> Any:

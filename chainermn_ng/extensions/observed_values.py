@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import chainer
@@ -17,8 +18,8 @@ def detached(value: Any) -> Any:
         value: number, array or variable, on any device.
 
     Returns:
-        A Python float for a number or an array of one element without dimensions; a
-        NumPy array of its own for other arrays; anything else as it is.
+        A Python float for what :func:`as_float` takes; a NumPy array of its own for
+        other arrays; anything else as it is, Python's complex numbers too.
     """
     if isinstance(value, chainer.Variable):
         value = value.array
@@ -32,17 +33,23 @@ def detached(value: Any) -> Any:
 
 
 def as_float(value: Any) -> float | None:
-    """Return a number, or the only element of an array without dimensions.
+    """Return a real number, or the only element of an array without dimensions.
 
     Returns:
-        ``None`` for everything else.
+        Infinity, with its sign, for a number that a float cannot hold, as NumPy does;
+        ``None`` for everything else, complex numbers and texts included.
     """
     if isinstance(value, chainer.Variable):
         value = value.array
     value = to_host(value)
-    if np.isscalar(value) or getattr(value, "ndim", -1) == 0:
-        try:
-            return float(value)
-        except (TypeError, ValueError):
-            return None
-    return None
+    if not (np.isscalar(value) or getattr(value, "ndim", -1) == 0):
+        return None
+    # NumPy takes texts for numbers, and leaves out imaginary parts.
+    if np.asarray(value).dtype.kind in "cSU":
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+    except (TypeError, ValueError):
+        return None

@@ -31,19 +31,28 @@ def rank_zero_only(extension: Any, comm: Any = None) -> Any:
 
     Raises:
         TypeError: ``extension`` cannot be called.
-        ValueError: it is one that all ranks must run.
+        ValueError: it is one that all ranks must run, or one that asks such a trigger
+            by itself, as ``LogReport(trigger=...)`` does. (That of ``trainer.extend``
+            is asked on all ranks.)
     """
     if not callable(extension):
         raise TypeError(
             f"rank_zero_only: {type(extension).__qualname__} is no extension"
         )
-    if getattr(extension, "is_collective", False):
-        raise ValueError(
-            f"rank_zero_only: {type(extension).__qualname__} works with all ranks "
-            "together; attach it on all of them"
-        )
+    for part in (extension, *_held_by(extension)):
+        if getattr(part, "is_collective", False) is True:
+            raise ValueError(
+                f"rank_zero_only: {type(part).__qualname__} works with all ranks "
+                "together; attach it on all of them"
+            )
     rank = rank_and_size()[0] if comm is None else comm.rank
     return extension if rank == 0 else SilentExtension(extension)
+
+
+def _held_by(extension: Any) -> list[Any]:
+    """Return what an extension may call by itself; the trainer asks ``trigger``."""
+    attributes = getattr(extension, "__dict__", {})
+    return [value for name, value in attributes.items() if name != "trigger"]
 
 
 class SilentExtension:

@@ -87,6 +87,8 @@ class MultiNodeSnapshot(extension.Extension):
         master (int): the lowest of them, which saves.
     """
 
+    is_collective = True
+
     def __init__(
         self,
         comm: Any,

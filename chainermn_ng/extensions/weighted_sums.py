@@ -14,7 +14,8 @@ class WeightedSums:
 
     What counts as an observation follows Chainer's ``DictSummary``: numbers,
     zero-dimensional arrays and variables of them; a pair is a value with a weight of
-    its own. Other values are left out. Sums are in float64.
+    its own. Other values, complex ones too, are left out. Sums are in float64, where
+    larger numbers are infinite.
     """
 
     def __init__(self) -> None:

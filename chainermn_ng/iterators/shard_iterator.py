@@ -35,9 +35,10 @@ class ShardIterator(chainer.dataset.Iterator):
             Adam(), comm, count_samples=train_iter.count_samples)
 
     A loss over a batch that does not count is not computed: the rank takes part with
-    weight 0. (A model that communicates in its forward pass needs at least as many
-    samples on each rank as there are iterations.) The loader is serial; see
-    :doc:`/datasets` for parallel ones. Collective.
+    weight 0. Where the model meets other ranks in its forward pass, it is computed, and
+    :class:`~chainermn_ng.links.MultiNodeBatchNormalization` leaves the batch out of the
+    joint statistics. The loader is serial; see :doc:`/datasets` for parallel ones.
+    Collective.
 
     Args:
         dataset: this rank's shard, from :func:`~chainermn_ng.scatter_dataset` with any
@@ -195,6 +196,11 @@ class ShardIterator(chainer.dataset.Iterator):
             kwargs: ignored.
         """
         self._is_asked = True
+        return self._n_counted
+
+    @property
+    def n_counted(self) -> int:
+        """Number of samples of the last batch that count."""
         return self._n_counted
 
     def _warn_if_not_asked(self) -> None:

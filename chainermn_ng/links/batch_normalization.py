@@ -14,6 +14,7 @@ from chainermn_ng.functions.batch_normalization import (
     check_communication_backend,
     multi_node_batch_normalization,
 )
+from chainermn_ng.uncounted import is_uncounted
 
 
 class MultiNodeBatchNormalization(L.BatchNormalization):
@@ -134,6 +135,9 @@ class MultiNodeBatchNormalization(L.BatchNormalization):
     def forward(self, x: Any, finetune: bool = False) -> chainer.Variable:
         """Normalize a batch. Collective in training mode.
 
+        In a step in which this rank's batch does not count, its samples are left out of
+        the statistics and normalized with the running ones.
+
         Args:
             x: this rank's part of the batch.
             finetune: in training mode, average the statistics over all batches since
@@ -152,8 +156,11 @@ class MultiNodeBatchNormalization(L.BatchNormalization):
         elif finetune:
             self.N += 1
             decay = 1.0 - 1.0 / self.N
-        return multi_node_batch_normalization(
-            x,
+        axis = 0 if self.axis is None else self.axis[0]
+        is_left_out = is_uncounted() and getattr(x, "ndim", 0) > axis
+        counted = x[(slice(None),) * axis + (slice(0),)] if is_left_out else x
+        y = multi_node_batch_normalization(
+            counted,
             self._get_gamma()[0] if self.gamma is None else self.gamma,
             self._get_beta()[0] if self.beta is None else self.beta,
             SumOverRanks(self.comm, self._communication_backend),
@@ -163,6 +170,12 @@ class MultiNodeBatchNormalization(L.BatchNormalization):
             decay=decay,
             axis=self.axis,
         )
+        if not is_left_out:
+            return y
+        with chainer.using_config("train", False), chainer.no_backprop_mode():
+            rest = super().forward(x)
+        # The backward pass goes through the joint normalization, with no samples.
+        return chainer.functions.concat([y, rest.array], axis)
 
     def _initialize_from(self, x: Any) -> None:
         if self.avg_mean is None:

@@ -31,6 +31,7 @@ from chainermn_ng.optimizers.samples import (
     warn_if_batch_exceeds_shard,
     warn_if_shards_differ,
 )
+from chainermn_ng.uncounted import uncounted_batch
 
 _MAX_FORWARDS = 3
 
@@ -133,7 +134,9 @@ class MultiNodeOptimizer:
             self.actual_optimizer.target.cleargrads()
         elif lossfun is not None:
             weight = share * self.communicator.size if meets else None
-            self._compute_gradients(lossfun, args, kwds, weight)
+            # A sample that fills an empty batch is not to be in joint statistics.
+            with uncounted_batch(weight == 0):
+                self._compute_gradients(lossfun, args, kwds, weight)
             parameters = named_parameters(self.target)
             if meets:
                 share = None

@@ -1,7 +1,6 @@
 """Double buffering: snapshots, copies, several optimizers, and errors."""
 
 import copy
-import io
 import pickle
 import warnings
 
@@ -19,6 +18,7 @@ from helpers.chainer_models import (
 )
 from helpers.errors import assert_all_raise
 from helpers.ranks import assert_all_ranks
+from helpers.snapshots import load, saved
 from helpers.stale_gradients import GradientRecorder
 
 import chainermn_ng
@@ -38,16 +38,6 @@ def buffered(comm, model, actual=None, double_buffering=True):
 def run(comm, optimizer, data):
     for batch in data:
         optimizer.update(optimizer.target, *part(comm, batch))
-
-
-def saved(obj):
-    file = io.BytesIO()
-    chainer.serializers.save_npz(file, obj)
-    return file.getvalue()
-
-
-def load(snapshot, obj, **options):
-    chainer.serializers.load_npz(io.BytesIO(snapshot), obj, **options)
 
 
 def equal_weights(a, b):

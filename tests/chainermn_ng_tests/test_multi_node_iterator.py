@@ -5,7 +5,7 @@ import pytest
 from chainer import datasets, iterators
 from chainer.training import extensions
 from helpers.errors import assert_all_raise
-from helpers.ranks import assert_all_ranks
+from helpers.ranks import assert_all_ranks, same_everywhere
 from mpi4py import MPI
 
 from chainermn_ng.datasets import scatter_dataset
@@ -31,10 +31,6 @@ def shared(comm, data, batch_size, master=0, **kwargs):
     if comm.rank == master:
         actual = iterators.SerialIterator(data, batch_size, **kwargs)
     return create_multi_node_iterator(actual, comm, master)
-
-
-def same_everywhere(comm, value):
-    return len(set(comm.allgather_obj(repr(value)))) == 1
 
 
 def dtypes_of(obj):

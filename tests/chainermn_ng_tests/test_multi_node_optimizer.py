@@ -1,5 +1,4 @@
 import copy
-import io
 import pickle
 import warnings
 
@@ -18,6 +17,7 @@ from helpers.chainer_models import (
 )
 from helpers.errors import assert_all_raise, raised_by
 from helpers.ranks import assert_all_ranks
+from helpers.snapshots import load, saved
 
 from chainermn_ng.communicators import create_communicator
 from chainermn_ng.optimizers import (
@@ -31,16 +31,6 @@ from communicators import CommunicatorError, MismatchError
 def multi_node_sgd(comm, model, lr=0.1):
     optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(lr), comm)
     return optimizer.setup(model)
-
-
-def saved(obj):
-    file = io.BytesIO()
-    chainer.serializers.save_npz(file, obj)
-    return file.getvalue()
-
-
-def load(snapshot, obj):
-    chainer.serializers.load_npz(io.BytesIO(snapshot), obj)
 
 
 @pytest.mark.reports("chainer/chainermn#275")

@@ -13,8 +13,10 @@ from chainer.training import extensions as chainer_extensions
 from helpers.chainer_models import MLP
 from helpers.errors import assert_all_raise
 from helpers.ranks import assert_all_ranks
+from helpers.snapshots import load, saved
 
 from chainermn_ng.extensions import AggregateObservations, ObservationAggregator
+from chainermn_ng.extensions.weighted_sums import WeightedSums
 from communicators import MismatchError
 
 
@@ -54,6 +56,36 @@ def test_any_number_becomes_a_plain_float(comm, kind):
     found = trainer.observation["mean loss"]
     ok = ok and type(found) is float and found == comm.size
     assert_all_ranks(comm, ok, f"{trainer.observation}")
+
+
+@pytest.mark.parallel([1, 2])
+def test_numbers_that_no_float_holds(comm):
+    """Huge ones are infinite; complex ones and texts are no observations."""
+    last = comm.rank == comm.size - 1
+    complex_ones = {
+        "python": 1 + 2j,
+        "numpy": np.complex64(1 + 2j),
+        "array": np.array(1 + 2j),
+        "variable": chainer.Variable(np.array(1 + 2j)),
+        "text": "3",
+    }
+    given = {"huge": 10**400 if last else 1, "negative": -(10**400), **complex_ones}
+    trainer = FakeTrainer().next(dict(given))
+    AggregateObservations(comm, weight=lambda t: 1)(trainer)
+    found = trainer.observation
+    ok = found.pop("huge") == np.inf and found.pop("negative") == -np.inf
+    ok = ok and all(found[key] is value for key, value in complex_ones.items())
+    assert_all_ranks(comm, ok and found.keys() == complex_ones.keys(), f"{found}")
+    sums = WeightedSums()
+    sums.add(given, 2)
+    means = sums.mean_over_ranks(comm.engine)
+    assert_all_ranks(comm, means == {"huge": np.inf, "negative": -np.inf}, f"{means}")
+    trainer.next(dict(given))
+    for key in ("python", "numpy", "array", "variable", "huge"):
+        ObservationAggregator(comm, key)(trainer)
+        expected = np.inf if key == "huge" else 1 + 2j
+        found = trainer.observation[key]
+        assert_all_ranks(comm, bool(found == expected), f"{key}: {found!r}")
 
 
 @pytest.mark.parallel([1, 2])
@@ -236,3 +268,48 @@ def test_batches_across_the_end_of_an_epoch_count_whole(comm, tmp_path):
     means.weight = lambda trainer: counted.append(count(trainer)) or counted[-1]
     run_trainer(comm, data, tmp_path, 3, means, repeat=True)
     assert_all_ranks(comm, counted == [3, 3], f"{counted}")
+
+
+@pytest.mark.parallel([1, 2])
+def test_a_resumed_run_aggregates_what_the_unbroken_one_does(comm):
+    """Through a file of Chainer's, at each iteration between two exchanges."""
+    values = {
+        "float": lambda i: 0.1 * i + comm.rank / 3,
+        "array": lambda i: np.array([0.1, 0.2], "f") * (i + comm.rank),
+        "mixed": lambda i: 0.1 * i if i % 2 else np.float64(i) * (1 + 1j),
+    }
+
+    def new(key):
+        return ObservationAggregator(comm, key, "mean", comm_trigger=(3, "iteration"))
+
+    def run(aggregate, key, begin, end):
+        found = []
+        for i in range(begin, end):
+            trainer.iteration = i
+            aggregate(trainer.next({key: values[key](i)}))
+            found.append(repr(trainer.observation.get("mean")))
+        return found
+
+    trainer = FakeTrainer()
+    for key in values:
+        expected = run(new(key), key, 0, 7)
+        for cut in (2, 3, 4):
+            first, second = new(key), new(key)
+            found = run(first, key, 0, cut)
+            load(saved(first), second)
+            found += run(second, key, cut, 7)
+            assert_all_ranks(comm, found == expected, f"{cut}: {found} {expected}")
+
+
+@pytest.mark.parallel([1, 2])
+def test_what_snapshots_of_observations_lack_is_warned_of(comm):
+    aggregate = ObservationAggregator(comm, "a", comm_trigger=(9, "iteration"))
+    for value in ("text", 2.0, [1, [2]]):
+        aggregate(FakeTrainer().next({"a": value}))
+    with pytest.warns(UserWarning, match="2 values are neither numbers nor arrays"):
+        snapshot = saved(aggregate)
+    loaded = ObservationAggregator(comm, "a")
+    load(snapshot, loaded)
+    assert loaded.observation_history == [2.0]
+    with pytest.warns(UserWarning, match=r"not hold what ObservationAggregator\(a\)"):
+        load(saved(AggregateObservations(comm)), loaded)

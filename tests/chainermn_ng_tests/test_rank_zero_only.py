@@ -10,7 +10,8 @@ from chainer.training import extensions as chainer_extensions
 from helpers.chainer_models import MLP, batches
 from helpers.ranks import assert_all_ranks
 
-from chainermn_ng.extensions import AllreducePersistent, FlushGradients, rank_zero_only
+from chainermn_ng import extensions
+from chainermn_ng.extensions import rank_zero_only
 
 
 class Recorder(extension.Extension):
@@ -147,10 +148,74 @@ def test_snapshots_of_every_rank_can_be_loaded_by_every_rank(comm, tmp_path):
         assert_all_ranks(comm, loaded.updater.iteration == 6)
 
 
+def collective_extensions(comm):
+    """Return how each name of the package makes what all ranks must run."""
+
+    def iterator():
+        return chainer.iterators.SerialIterator([1, 2], 1, repeat=False)
+
+    def evaluator():
+        return chainer_extensions.Evaluator(iterator(), MLP())
+
+    def snapshot():
+        return chainer_extensions.snapshot()
+
+    new = extensions
+    return {
+        "AggregateObservations": lambda: new.AggregateObservations(comm),
+        "AllreducePersistent": lambda: new.AllreducePersistent(MLP(), comm),
+        "CheckState": new.CheckState,
+        "FlushGradients": new.FlushGradients,
+        "GenericMultiNodeEvaluator": lambda: new.GenericMultiNodeEvaluator(
+            comm, iterator(), MLP()
+        ),
+        "MultiNodeCheckpointer": lambda: new.MultiNodeCheckpointer(
+            "a", comm, 1, 1, None
+        ),
+        "MultiNodeEarlyStoppingTrigger": lambda: new.MultiNodeEarlyStoppingTrigger(
+            comm
+        ),
+        "MultiNodeSnapshot": lambda: new.MultiNodeSnapshot(comm, snapshot(), []),
+        "ObservationAggregator": lambda: new.ObservationAggregator(comm, "loss"),
+        "create_multi_node_checkpointer": lambda: new.create_multi_node_checkpointer(
+            "a", comm
+        ),
+        "create_multi_node_evaluator": lambda: new.create_multi_node_evaluator(
+            evaluator(), comm
+        ),
+        "multi_node_snapshot": lambda: new.multi_node_snapshot(comm, snapshot(), []),
+    }
+
+
 @pytest.mark.parallel([1, 2])
 def test_what_all_ranks_must_run_is_refused(comm):
-    for extension_ in (AllreducePersistent(MLP(), comm), FlushGradients()):
+    makers = collective_extensions(comm)
+    # One that is new must be added here, or be named as one that a rank may run alone.
+    assert set(makers) == set(extensions.__all__) - {"rank_zero_only"}
+    for name, make in makers.items():
         with pytest.raises(ValueError, match="all ranks together"):
-            rank_zero_only(extension_)
+            pytest.fail(f"{name} was accepted: {rank_zero_only(make())}")
     with pytest.raises(TypeError, match="no extension"):
         rank_zero_only("LogReport")
+
+
+@pytest.mark.parallel([1, 2])
+def test_triggers_that_all_ranks_must_ask(comm, tmp_path):
+    """The trainer asks them on all ranks; an extension asks its own on one only."""
+
+    def trigger():
+        return extensions.MultiNodeEarlyStoppingTrigger(
+            comm, check_trigger=(1, "iteration"), patience=1, monitor="loss"
+        )
+
+    with pytest.raises(ValueError, match="MultiNodeEarlyStoppingTrigger works with"):
+        rank_zero_only(chainer_extensions.LogReport(trigger=trigger()))
+    calls = []
+    recorder = Recorder(calls)
+    recorder.trigger = trigger()
+    trainer = new_trainer(tmp_path, 3)
+    trainer.extend(lambda t: t.observation.update(loss=1.0), name="loss", priority=500)
+    trainer.extend(rank_zero_only(recorder))
+    trainer.run()
+    expected = ["initialize", 2, 3, "finalize"] if comm.rank == 0 else []
+    assert_all_ranks(comm, calls == expected, f"{calls}")

@@ -4,6 +4,7 @@ import chainer
 import numpy as np
 import pytest
 from chainer import datasets
+from chainer.dataset import concat_examples
 from chainer.training import extensions
 from helpers.chainer_models import MLP, are_close, batches, same_on_all_ranks, weights
 from helpers.errors import assert_all_raise
@@ -12,7 +13,9 @@ from mpi4py import MPI
 
 from chainermn_ng.datasets import scatter_dataset
 from chainermn_ng.extensions import create_multi_node_evaluator
+from chainermn_ng.extensions.aggregate_observations import samples_of_last_batch
 from chainermn_ng.iterators import ShardIterator
+from chainermn_ng.links import MultiNodeBatchNormalization
 from chainermn_ng.optimizers import create_multi_node_optimizer
 from communicators import MismatchError
 
@@ -150,6 +153,68 @@ def test_training_equals_one_process_and_ends_together(
     ok &= fired == [it.n_iterations * k for k in (1, 2, 3)]
     assert_all_ranks(comm, ok, f"{fired}")
     assert_all_ranks(comm, same_on_all_ranks(comm, model))
+
+
+class Normalized(chainer.Chain):
+    """Two normalizations; gradients travel through the later into the earlier."""
+
+    def __init__(self, normalization):
+        super().__init__()
+        with self.init_scope():
+            self.first = normalization(5)
+            self.last = normalization(7)
+            self.mlp = MLP()
+
+    def forward(self, x, t):
+        h = self.last(self.mlp.l1(self.first(x)))
+        return chainer.functions.softmax_cross_entropy(self.mlp.l2(h), t)
+
+
+@pytest.mark.parallel([2, 3])
+def test_a_sample_that_does_not_count_is_not_in_joint_statistics(comm):
+    """Rank 0 has one sample for all of the iterations, or none; the others two each."""
+    for n_own in (1, 0):
+        n_samples = n_own if comm.rank == 0 else 8
+        x, t = batches(1, n_samples, seed=comm.rank)[0]
+        x = x * (100 if comm.rank == 0 else 1)
+        it = ShardIterator(datasets.TupleDataset(x, t), 2, comm, shuffle=False)
+        model = Normalized(lambda size: MultiNodeBatchNormalization(size, comm))
+        alone = Normalized(chainer.links.BatchNormalization)
+        optimizer = create_multi_node_optimizer(
+            chainer.optimizers.MomentumSGD(0.3), comm, count_samples=it.count_samples
+        ).setup(model)
+        optimizer_alone = chainer.optimizers.MomentumSGD(0.3).setup(alone)
+        for _ in range(it.n_iterations):
+            batch = concat_examples(next(it))
+            optimizer.update(model, *batch)
+            counted = batch if it.batch_padding is None else [a[:0] for a in batch]
+            parts = zip(*comm.allgather_obj(counted), strict=True)
+            optimizer_alone.update(alone, *map(np.concatenate, parts))
+        assert_all_ranks(comm, are_close(weights(model), weights(alone)))
+        for name in ("first", "last"):
+            for attribute in ("avg_mean", "avg_var"):
+                found, expected = (
+                    getattr(getattr(m, name), attribute) for m in (model, alone)
+                )
+                ok = np.allclose(found, expected, 1e-4, 1e-5)
+                assert_all_ranks(comm, ok, f"{name} {attribute}: {found} {expected}")
+
+
+@pytest.mark.parallel([1, 2])
+def test_reports_weigh_the_samples_that_count(comm):
+    shard = list(range(3 if comm.rank else 5))
+    it = ShardIterator(shard, 1 if comm.rank == 0 else 3, comm)
+    updater = chainer.training.StandardUpdater(
+        it, chainer.optimizers.SGD().setup(MLP())
+    )
+    trainer = chainer.training.Trainer(updater)
+    found = []
+    it.count_samples()  # as the optimizer does, else there is a warning
+    for _ in range(it.n_iterations):
+        next(it)
+        found.append(samples_of_last_batch(trainer))
+    expected = [0, 1, 0, 1, 1] if comm.rank else [1] * 5
+    assert_all_ranks(comm, found == expected, f"{found}")
 
 
 @pytest.mark.parallel(2)

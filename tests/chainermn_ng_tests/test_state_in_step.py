@@ -1,7 +1,5 @@
 """Making model and optimizer the same on all ranks, and finding out where not."""
 
-import io
-
 import chainer
 import chainer.links as L
 import numpy as np
@@ -11,21 +9,12 @@ from chainer.training import extensions as chainer_extensions
 from helpers.chainer_models import MLP, batches, part, same_on_all_ranks
 from helpers.errors import assert_all_raise, raised_by
 from helpers.ranks import assert_all_ranks
+from helpers.snapshots import load, saved
 
 import chainermn_ng
 from chainermn_ng.extensions import AllreducePersistent, CheckState
 from chainermn_ng.optimizers import create_multi_node_optimizer
 from communicators import MismatchError
-
-
-def saved(obj):
-    file = io.BytesIO()
-    chainer.serializers.save_npz(file, obj)
-    return file.getvalue()
-
-
-def load(snapshot, obj):
-    chainer.serializers.load_npz(io.BytesIO(snapshot), obj)
 
 
 def trained(steps=3):

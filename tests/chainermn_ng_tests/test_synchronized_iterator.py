@@ -7,7 +7,7 @@ import pytest
 from chainer import iterators
 from chainer.training import extensions
 from helpers.errors import assert_all_raise
-from helpers.ranks import assert_all_ranks
+from helpers.ranks import assert_all_ranks, same_everywhere
 
 from chainermn_ng.iterators import create_synchronized_iterator
 from communicators import MismatchError
@@ -24,10 +24,6 @@ def own_data(comm, n_samples=9):
 
 def order_of(batches):
     return [[i for _, i in batch] for batch in batches]
-
-
-def is_same_everywhere(comm, value):
-    return len(set(comm.allgather_obj(repr(value)))) == 1
 
 
 class EvenFirst(iterators.OrderSampler):
@@ -70,11 +66,11 @@ def test_the_order_is_the_same_and_the_data_are_the_ranks_own(comm, kind):
         epochs = [flat[at : at + 9] for at in range(0, 72, 9)]
         ok &= all(sorted(epoch) == list(range(9)) for epoch in epochs)
         ok &= len(set(map(tuple, epochs))) == 8
-        assert_all_ranks(comm, ok and is_same_everywhere(comm, order), f"{order}")
+        assert_all_ranks(comm, ok and same_everywhere(comm, order), f"{order}")
         assert (it.epoch, it.batch_size, len(it.dataset)) == (8, 4, 9)
         it.reset()
         again = order_of([next(it) for _ in range(9)])
-        ok = is_same_everywhere(comm, again) and again != order[:9]
+        ok = same_everywhere(comm, again) and again != order[:9]
         assert_all_ranks(comm, ok and it.epoch == 4, f"{again}")
 
 
@@ -88,7 +84,7 @@ def test_an_order_sampler_of_ones_own_is_kept(comm, kind, sampler):
     flat = [i for batch in order for i in batch]
     ok = [[i % 2 for i in flat[at : at + 9]] for at in (0, 9, 18, 27)]
     ok = ok == [[0, 0, 0, 0, 0, 1, 1, 1, 1]] * 4 and flat[:9] != flat[9:18]
-    assert_all_ranks(comm, ok and is_same_everywhere(comm, order), f"{order}")
+    assert_all_ranks(comm, ok and same_everywhere(comm, order), f"{order}")
 
 
 @pytest.mark.parallel([1, 2])

@@ -18,3 +18,8 @@ def assert_all_ranks(comm: Any, ok: bool, message: str = "") -> None:
     verdicts = comm.mpi_comm.allgather(None if ok else f"{message}")
     bad = {rank: text for rank, text in enumerate(verdicts) if text is not None}
     assert not bad, f"failed on ranks {bad}"
+
+
+def same_everywhere(comm: Any, value: Any) -> bool:
+    """Tell whether a value looks the same on all ranks. Collective."""
+    return len(set(comm.allgather_obj(repr(value)))) == 1
