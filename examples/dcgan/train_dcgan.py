@@ -140,7 +140,7 @@ def main():
     parser.add_argument("--epoch", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--gpu", "-g", action="store_true")
-    parser.add_argument("--out", default="result")
+    parser.add_argument("--out", default="result/dcgan")
     parser.add_argument("--smoke", action="store_true", help="small networks and data")
     args = parser.parse_args()
     if args.smoke:
