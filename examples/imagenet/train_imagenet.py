@@ -141,6 +141,10 @@ def main():
     # Workers come from a server that is started here, before MPI: to fork a process
     # in which MPI runs can crash or hang it.
     multiprocessing.set_start_method("forkserver")
+    # What they need is imported once, not by each: new ones start at each evaluation.
+    multiprocessing.set_forkserver_preload(
+        ["chainermn_ng", "PIL.Image", "PIL.ImageOps"]
+    )
     multiprocessing.forkserver.ensure_running()
 
     comm = chainermn_ng.create_communicator(

@@ -106,7 +106,7 @@ def main():
     parser.add_argument("--smoke", action="store_true", help="a small model and data")
     args = parser.parse_args()
     if args.smoke:
-        args.layer, args.unit, args.batchsize, args.epoch = 1, 48, 24, 3
+        args.layer, args.unit, args.batchsize, args.epoch = 1, 48, 24, 2
         args.alpha = 1e-2
 
     comm = chainermn_ng.create_communicator(args.communicator)
