@@ -11,9 +11,11 @@ Here a status other than 0 ends the job with a message. With 0 the rank first le
 at the end of a program: the others get an error that says so if they still work, and
 the job ends in peace if they do not.
 
-Not noticed: ``raise SystemExit(3)`` outside of ``python -m chainermn_ng``, ``sys.exit``
-imported by name before this package, and exits of C libraries. The other ranks then
-see at their next collective that the rank has left.
+Noticed under ``python -m chainermn_ng`` only: ``raise SystemExit(3)``, ``quit(3)`` and
+``exit(3)``, which raise one of their own, ``sys.exit`` imported by name before this
+package, and an exception to which the program keeps a reference (``except SystemExit
+as e: kept = e; raise``), as it outlives the exit. Never noticed: exits of C libraries.
+The other ranks then see at their next collective that the rank has left.
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ def main():
     parser.add_argument("--epoch", type=int, default=160)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--gpu", "-g", action="store_true")
-    parser.add_argument("--out", default="result")
+    parser.add_argument("--out", default="result/cifar")
     parser.add_argument("--smoke", action="store_true", help="a small network and data")
     args = parser.parse_args()
     if args.smoke:

@@ -140,12 +140,12 @@ def main():
     parser.add_argument("--epoch", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--gpu", "-g", action="store_true")
-    parser.add_argument("--out", default="result")
+    parser.add_argument("--out", default="result/dcgan")
     parser.add_argument("--smoke", action="store_true", help="small networks and data")
     args = parser.parse_args()
     if args.smoke:
-        args.noise, args.width, args.batchsize, args.epoch = 8, 4, 32, 6
-        args.alpha, args.pause_below = 2e-3, 0.9
+        args.noise, args.width, args.batchsize, args.epoch = 8, 4, 32, 4
+        args.alpha, args.pause_below = 4e-3, 0.9
 
     comm = chainermn_ng.create_communicator(args.communicator)
     device = chainermn_ng.choose_device(comm, gpu=args.gpu)

@@ -12,7 +12,8 @@ The recipe is that of Goyal et al., "Accurate, Large Minibatch SGD" (arXiv 1706.
 a learning rate proportional to the batch of all ranks, reached in five epochs of
 warm-up; no decay of biases and of batch normalization. Of their augmentation only
 crops and mirroring are here. Images are read by worker processes; gradients may travel
-as float16. Started again, it goes on from the newest snapshot in --out.
+as float16. Started again, it goes on from the newest snapshot of the same network in
+--out, which is result/imagenet-ARCH unless it is given.
 """
 
 import argparse
@@ -120,9 +121,11 @@ def parse_arguments():
     parser.add_argument("--loaders", type=int, default=4, help="workers of each rank")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--gpu", "-g", action="store_true")
-    parser.add_argument("--out", default="result")
+    parser.add_argument("--out", help="result/imagenet-ARCH, -smoke with --smoke")
     parser.add_argument("--smoke", action="store_true", help="small images and network")
     args = parser.parse_args()
+    args.name = f"imagenet-{args.arch}" + ("-smoke" if args.smoke else "")
+    args.out = args.out or f"result/{args.name}"
     if args.smoke:
         args.root = pathlib.Path(args.out) / "smoke"
         args.train, args.val = args.root / "train.txt", args.root / "val.txt"
@@ -138,6 +141,10 @@ def main():
     # Workers come from a server that is started here, before MPI: to fork a process
     # in which MPI runs can crash or hang it.
     multiprocessing.set_start_method("forkserver")
+    # What they need is imported once, not by each: new ones start at each evaluation.
+    multiprocessing.set_forkserver_preload(
+        ["chainermn_ng", "PIL.Image", "PIL.ImageOps"]
+    )
     multiprocessing.forkserver.ensure_running()
 
     comm = chainermn_ng.create_communicator(
@@ -205,7 +212,7 @@ def main():
     trainer.extend(chainermn_ng.create_multi_node_evaluator(evaluator, comm))
     trainer.extend(chainermn_ng.extensions.CheckState())
     checkpointer = chainermn_ng.create_multi_node_checkpointer(
-        "imagenet", comm, cp_interval=2, gc_interval=1
+        args.name, comm, cp_interval=2, gc_interval=1
     )
     trainer.extend(checkpointer, trigger=(1, "epoch"))
     trainer.extend(extensions.observe_lr())
@@ -214,7 +221,11 @@ def main():
     # Stand-ins on the other ranks make the snapshots of all ranks alike.
     for report in extensions.LogReport(), extensions.PrintReport(columns):
         trainer.extend(chainermn_ng.extensions.rank_zero_only(report))
-    checkpointer.maybe_load(trainer)
+    resumed = checkpointer.maybe_load(trainer)
+    if comm.rank == 0 and resumed is not None:
+        is_complete = updater.epoch_detail >= args.epoch
+        done = "nothing left to do; " if is_complete else ""
+        print(f"{done}resumed at iteration {resumed}", flush=True)
     trainer.run()
 
 

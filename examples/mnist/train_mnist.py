@@ -64,7 +64,7 @@ def main():
     parser.add_argument("--unit", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--gpu", "-g", action="store_true")
-    parser.add_argument("--out", default="result")
+    parser.add_argument("--out", default="result/mnist")
     parser.add_argument("--smoke", action="store_true", help="stop after two epochs")
     parser.add_argument("--expect-accuracy", type=float, default=0.0)
     args = parser.parse_args()

@@ -81,7 +81,7 @@ def main():
     parser.add_argument("--unit", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--gpu", "-g", action="store_true")
-    parser.add_argument("--out", default="result")
+    parser.add_argument("--out", default="result/mnist_dual_parallel")
     parser.add_argument("--smoke", action="store_true", help="stop after three epochs")
     args = parser.parse_args()
     if args.smoke:

@@ -104,7 +104,7 @@ def main():
     parser.add_argument("--epoch", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--gpu", "-g", action="store_true")
-    parser.add_argument("--out", default="result")
+    parser.add_argument("--out", default="result/parallel_convolution")
     parser.add_argument("--smoke", action="store_true", help="stop after two epochs")
     args = parser.parse_args()
     if args.smoke:

@@ -1,6 +1,6 @@
 """Train where the job may be ended at any time, and go on from where it was.
 
-    mpiexec -n 2 python examples/resume/train_resume.py --out result
+    mpiexec -n 2 python examples/resume/train_resume.py
 
 When a rank gets SIGTERM, which is how Slurm and Kubernetes announce that they will take
 the machine away, all ranks finish the iteration, save a snapshot and leave with status
@@ -10,7 +10,7 @@ nobody announces; what is newest and whole on all ranks is resumed.
 
 Send the signal to ranks, as examples/slurm/train_resume.sh does; mpiexec itself would
 kill them. At the end of the training the snapshots stay: a later start with a larger
---epoch goes on from there.
+--epoch goes on from there. Those of --smoke have a name and a folder of their own.
 """
 
 import argparse
@@ -105,14 +105,17 @@ def main():
     parser = argparse.ArgumentParser(description="Training that may be interrupted")
     parser.add_argument("--communicator", default="auto")
     parser.add_argument("--batchsize", type=int, default=100, help="of all ranks")
-    parser.add_argument("--epoch", type=int, default=100)
+    parser.add_argument("--epoch", type=int, help="100, or 3 with --smoke")
     parser.add_argument("--unit", type=int, default=200)
     parser.add_argument("--interval", type=int, default=200, help="of snapshots")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--gpu", "-g", action="store_true")
-    parser.add_argument("--out", default="result")
+    parser.add_argument("--out", help="result/resume, or result/resume-smoke")
     parser.add_argument("--smoke", action="store_true", help="a small network")
     args = parser.parse_args()
+    name = "resume-smoke" if args.smoke else "resume"
+    args.out = args.out or f"result/{name}"
+    args.epoch = args.epoch or (3 if args.smoke else 100)
     if args.smoke:
         args.unit, args.interval = 32, 10
 
@@ -135,7 +138,7 @@ def main():
         test, batchsize, repeat=False, shuffle=False
     )
 
-    checkpointer = chainermn_ng.create_multi_node_checkpointer("resume", comm)
+    checkpointer = chainermn_ng.create_multi_node_checkpointer(name, comm)
     preemption = Preemption(comm, checkpointer, end=(args.epoch, "epoch"))
     updater = training.StandardUpdater(train_iter, optimizer, device=device)
     trainer = training.Trainer(updater, preemption.is_over, out=args.out)
@@ -146,12 +149,20 @@ def main():
     # Stand-ins on the other ranks make the snapshots of all ranks alike.
     for report in extensions.LogReport(), extensions.PrintReport(columns):
         trainer.extend(chainermn_ng.extensions.rank_zero_only(report))
-    trainer.extend(checkpointer, trigger=(args.interval, "iteration"))
+
+    def is_complete(trainer):
+        return trainer.updater.epoch_detail >= args.epoch
+
+    def is_snapshot_due(trainer):
+        return is_complete(trainer) or trainer.updater.iteration % args.interval == 0
+
+    trainer.extend(checkpointer, trigger=is_snapshot_due)
     trainer.extend(preemption)
 
     resumed = checkpointer.maybe_load(trainer)
     if comm.rank == 0 and resumed is not None:
-        print(f"resumed at iteration {resumed}", flush=True)
+        done = "nothing left to do; " if is_complete(trainer) else ""
+        print(f"{done}resumed at iteration {resumed}", flush=True)
     trainer.run()
 
     if preemption.has_come:

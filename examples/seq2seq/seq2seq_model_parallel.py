@@ -83,11 +83,11 @@ def main():
     parser.add_argument("--epoch", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--gpu", "-g", action="store_true")
-    parser.add_argument("--out", default="result")
+    parser.add_argument("--out", default="result/seq2seq_model_parallel")
     parser.add_argument("--smoke", action="store_true", help="a small model and data")
     args = parser.parse_args()
     if args.smoke:
-        args.layer, args.unit, args.batchsize, args.epoch = 1, 48, 24, 3
+        args.layer, args.unit, args.batchsize, args.epoch = 1, 48, 24, 2
         args.alpha = 1e-2
 
     comm = chainermn_ng.create_communicator(args.communicator)

@@ -24,7 +24,7 @@
 set -euo pipefail
 
 VENV="${VENV:-$PWD/.venv}"
-OUT="${OUT:-$PWD/result}" # on a file system that all nodes see
+OUT="${OUT:-$PWD/result/resume}" # on a file system that all nodes see
 # How srun starts the ranks: pmix for Open MPI, pmi2 for MPICH and its relatives;
 # "srun --mpi=list" shows what this cluster has. An MPI library that does not know Slurm,
 # such as pip's, is started by its own mpiexec instead: MPI_TYPE=mpiexec. Then it depends

@@ -75,7 +75,7 @@ def test_imagenet(tmp_path):
     # Parameters and, since they are averaged, running statistics; 4 iterations x 3.
     models = []
     for rank in (0, 1):
-        with np.load(tmp_path / f"imagenet.{rank}.12") as arrays:
+        with np.load(tmp_path / f"imagenet-resnet50-smoke.{rank}.12") as arrays:
             names = [name for name in arrays.files if "/model:main/" in name]
             models.append({name: arrays[name] for name in names})
     assert len(models[0]) > 200

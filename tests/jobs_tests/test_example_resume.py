@@ -127,6 +127,23 @@ def test_interrupted_training_goes_on_with_the_same_bits(tmp_path):
     assert broken_log == whole_log
 
 
+def test_complete_runs_say_so_and_leave_other_sizes_alone(tmp_path):
+    """Without ``--out``: each kind of run has a folder of its own."""
+
+    def train(*argv):
+        run = run_job(1, [REPOSITORY / PROGRAM, *argv], timeout_s=90, cwd=tmp_path)
+        assert run.returncode == 0, run.output
+        return run
+
+    first, again = train("--smoke"), train("--smoke")
+    assert "resumed" not in first.stdout
+    (epoch, iteration), *_ = re.findall(r"^(?:\x1b\[J)?(3) +(\d+) ", first.stdout, re.M)
+    assert epoch == "3"
+    assert f"nothing left to do; resumed at iteration {iteration}\n" in again.stdout
+    assert digests(again) == digests(first)
+    assert "resumed" not in train("--epoch", "1").stdout
+
+
 def test_batch_script_can_be_parsed():
     run = run_command(["bash", "-n", str(BATCH_SCRIPT)], timeout_s=20)
     assert run.returncode == 0, run.output
