@@ -168,6 +168,7 @@ def main():
     if preemption.has_come:
         if comm.rank == 0:
             print(f"interrupted at iteration {updater.iteration}", flush=True)
+        comm.barrier()  # the first rank that leaves with a status ends the job
         sys.exit(os.EX_TEMPFAIL)
     digests = comm.allgather_obj(digest(model))
     if comm.rank == 0:
