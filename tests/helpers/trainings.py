@@ -13,6 +13,7 @@ import chainer.functions as F
 import chainer.links as L
 import numpy as np
 from chainer import training
+from chainer.dataset import concat_examples
 
 import chainermn_ng
 from helpers.chainer_models import weights
@@ -36,20 +37,30 @@ class Net(chainer.Chain):
 
 
 class Recorder:
-    """A data set that notes which samples were asked for."""
+    """A data set that notes which batches were trained on.
+
+    Not in which order samples are asked for: threads that load ahead have none.
+
+    Attributes:
+        batches: the inputs of each.
+    """
 
     def __init__(self, rank: int, n_samples: int = 11) -> None:
         random = np.random.RandomState(100 + rank)
         self.x = random.normal(size=(n_samples, 5)).astype("f")
         self.t = random.randint(0, 3, n_samples).astype("i")
-        self.asked: list[int] = []
+        self.batches: list[list[list[float]]] = []
 
     def __len__(self) -> int:
         return len(self.x)
 
     def __getitem__(self, index: Any) -> Any:
-        self.asked.append(int(index))
         return self.x[index], self.t[index]
+
+    def convert(self, batch: Any, device: Any) -> Any:
+        """Note the batch, and make arrays of it."""
+        self.batches.append([x.tolist() for x, _ in batch])
+        return concat_examples(batch, device)
 
 
 def make_trainer(
@@ -76,7 +87,9 @@ def make_trainer(
         iterator = chainer.iterators.SerialIterator(data, 4)
     else:
         iterator = make_iterator(data)
-    updater = training.updaters.StandardUpdater(iterator, wrapped)
+    updater = training.updaters.StandardUpdater(
+        iterator, wrapped, converter=data.convert
+    )
     return training.Trainer(updater, (n_iterations, "iteration"), out=str(out))
 
 
