@@ -8,6 +8,7 @@ import pathlib
 import re
 import signal
 import subprocess
+import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -57,10 +58,19 @@ def run(command: Command, outcome: Outcome, write: Writer) -> bool:
         bool: whether it ended in time, with status 0.
     """
     write(f"$ {' '.join(command.argv)}\n")
+    # Runs of pytest at the same time would clear old folders away under each other.
+    with tempfile.TemporaryDirectory(
+        prefix="suite-", ignore_cleanup_errors=True
+    ) as folder:
+        return _run_in(folder, command, outcome, write)
+
+
+def _run_in(folder: str, command: Command, outcome: Outcome, write: Writer) -> bool:
+    """Run one command whose temporary folders lie in ``folder``."""
     process = subprocess.Popen(
         list(command.argv),
         cwd=REPOSITORY,
-        env=_environment(command),
+        env={**_environment(command), "PYTEST_DEBUG_TEMPROOT": folder},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
