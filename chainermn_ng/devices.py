@@ -64,3 +64,8 @@ def why_no_gpu(number: int) -> str | None:
         f"this host's rank {number} (they count from 0) has no GPU of its own: there "
         f"are {n_devices}; start no more ranks on a host than it has GPUs"
     )
+
+
+def cupy_random() -> Any:
+    """Return ``cupy.random`` where there is a GPU; CuPy alone has no generators."""
+    return cuda.cupy.random if why_no_gpu(0) is None else None

@@ -17,10 +17,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from chainer.backends import cuda
 
+from chainermn_ng import devices
 from chainermn_ng.communicators.factory import engine_of
-from chainermn_ng.devices import why_no_gpu
 
 _SHARED = 0
 _PER_RANK = 1
@@ -70,7 +69,7 @@ def shared_seed(seed: int) -> Iterator[None]:
     """
     words = _derived(_checked(seed), _SHARED, 0)
     python_state, numpy_state = random.getstate(), np.random.get_state()
-    cupy_random = _cupy_random()
+    cupy_random = devices.cupy_random()
     if cupy_random is not None:
         # Seeding changes the generator in place; the block gets one of its own.
         cupy_state = cupy_random.get_random_state()
@@ -105,11 +104,6 @@ def _seed_host(words: list[int]) -> None:
 
 def _seed_all(words: list[int]) -> None:
     _seed_host(words)
-    cupy_random = _cupy_random()
+    cupy_random = devices.cupy_random()
     if cupy_random is not None:
         cupy_random.seed(words[2])
-
-
-def _cupy_random() -> Any:
-    """Return ``cupy.random`` where there is a GPU; CuPy alone has no generators."""
-    return cuda.cupy.random if why_no_gpu(0) is None else None

@@ -17,11 +17,10 @@ from typing import Any
 
 import chainer
 import numpy as np
-from chainer.backends import cuda
 
 import communicators
+from chainermn_ng import devices
 from chainermn_ng.communicators import ChainerCommunicator
-from chainermn_ng.devices import why_no_gpu
 
 _MAX_DEPTH = 6
 # A data set may be a list of millions of samples; of collaborators there are few.
@@ -59,7 +58,7 @@ def capture(roots: Mapping[str, Any]) -> dict[str, Any]:
         },
         "cupy_seed": None,
     }
-    cupy_random = _cupy_random()
+    cupy_random = devices.cupy_random()
     if cupy_random is not None:
         digest = hashlib.blake2b(json.dumps(states).encode(), digest_size=4)
         states["cupy_seed"] = int.from_bytes(digest.digest(), "little")
@@ -87,7 +86,7 @@ def restore(states: Mapping[str, Any], roots: Mapping[str, Any]) -> list[str]:
         if generator is None or not _set_state(generator, _restored(state)):
             missing.append(f"the random generator {path}")
     missing += [f"the random generator {path}, which is new" for path in found]
-    cupy_random = _cupy_random()
+    cupy_random = devices.cupy_random()
     seed = states["cupy_seed"]
     if cupy_random is not None and seed is not None:
         cupy_random.seed(seed)
@@ -205,8 +204,3 @@ def _restored(state: Any) -> Any:
             return np.array(state["values"], state["dtype"])
         return {key: _restored(value) for key, value in state.items()}
     return state
-
-
-def _cupy_random() -> Any:
-    """Return ``cupy.random`` where there is a GPU; CuPy alone has no generators."""
-    return cuda.cupy.random if why_no_gpu(0) is None else None

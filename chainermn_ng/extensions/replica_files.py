@@ -49,6 +49,10 @@ def _matching(folder: pathlib.Path, pattern: Any) -> list[str]:
 
 
 def remove_leftovers(folder: pathlib.Path, pattern: Any) -> None:
+    """Remove the temporary files of writes that were cut off.
+
+    A name that a function makes cannot be told from others; nothing is removed then.
+    """
     if not callable(pattern):
         for name in _matching(folder, f"{_TEMPORARY}{pattern}"):
             snapshot_files.discard(folder / name)

@@ -9,7 +9,7 @@ from helpers.chainer_models import same_on_all_ranks
 from helpers.errors import assert_all_raise
 from helpers.ranks import assert_all_ranks
 
-from chainermn_ng import seeds
+from chainermn_ng import devices
 from chainermn_ng.seeds import set_seed, shared_seed
 from communicators import MismatchError
 
@@ -97,8 +97,8 @@ def cupy_random(monkeypatch):
     """Pretend that there is one GPU."""
     module = CupyRandom()
     cuda = types.SimpleNamespace(cupy=types.SimpleNamespace(random=module))
-    monkeypatch.setattr(seeds, "cuda", cuda)
-    monkeypatch.setattr(seeds, "why_no_gpu", lambda number: None)
+    monkeypatch.setattr(devices, "cuda", cuda)
+    monkeypatch.setattr(devices, "why_no_gpu", lambda number: None)
     return module
 
 
@@ -116,9 +116,9 @@ def test_cupy_draws_apart_outside_and_alike_inside_of_the_block(comm, cupy_rando
 
 @pytest.mark.parallel([1, 2])
 def test_cupy_without_a_gpu_is_left_alone(comm, cupy_random, monkeypatch):
-    monkeypatch.setattr(seeds, "why_no_gpu", lambda number: "no driver")
+    monkeypatch.setattr(devices, "why_no_gpu", lambda number: "no driver")
     # On such a machine each of its functions fails.
-    monkeypatch.setattr(seeds.cuda.cupy, "random", None)
+    monkeypatch.setattr(devices.cuda.cupy, "random", None)
     set_seed(5, comm)
     with shared_seed(9):
         pass
