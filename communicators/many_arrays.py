@@ -352,6 +352,12 @@ def _as_arrays(
     names: Sequence[str], arrays: Sequence[Any], label: str
 ) -> Sequence[Any]:
     """Let GPU arrays of other packages be arrays of CuPy; leave specs alone."""
+    for name, array in zip(names, arrays, strict=True):
+        if isinstance(array, np.generic):
+            raise TypeError(
+                f"{label}: {name} is a scalar of NumPy, which cannot be written in "
+                "place; give an array of shape ()"
+            )
     return [
         array
         if isinstance(array, ArraySpec | np.ndarray)

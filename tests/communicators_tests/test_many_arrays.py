@@ -212,3 +212,9 @@ def test_bcast_arrays_of_other_shapes_raise_on_all(flat):
     with pytest.raises(MismatchError, match=r"W: shape \(2,\) .* rank 0, shape \(3,\)"):
         flat.bcast_arrays([array], names=["W"])
     flat.barrier()
+
+
+@parallel
+def test_a_scalar_cannot_be_written_in_place(flat):
+    with pytest.raises(TypeError, match="b is a scalar of NumPy"):
+        flat.allreduce_arrays([np.zeros(2), np.float32(1)], names=["a", "b"])
