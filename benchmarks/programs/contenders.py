@@ -125,15 +125,15 @@ class FlatGloo(Contender):
         from torch import distributed
 
         torch.set_num_threads(1)
-        # The ranks find each other by a file in it.
-        self._folder = tempfile.TemporaryDirectory(prefix="gloo-")
-        folder = WORLD.bcast(self._folder.name)
-        distributed.init_process_group(
-            name,
-            init_method=f"file://{folder}/meeting",
-            rank=WORLD.rank,
-            world_size=WORLD.size,
-        )
+        if not distributed.is_initialized():
+            # The ranks find each other by a file in it.
+            self._folder = tempfile.TemporaryDirectory(prefix="gloo-")
+            distributed.init_process_group(
+                name,
+                init_method=f"file://{WORLD.bcast(self._folder.name)}/meeting",
+                rank=WORLD.rank,
+                world_size=WORLD.size,
+            )
         self._all_reduce = distributed.all_reduce
         self._buffer = flat_buffer(shapes)
         self._tensor = torch.from_numpy(self._buffer)
