@@ -6,11 +6,11 @@ import statistics
 from collections.abc import Callable, Sequence
 
 from communicators import available_communicators
+from tests.helpers.hosts import VirtualHosts
 
 from benchmarks.jobs import run_program
 from benchmarks.results import slowest
 from benchmarks.settings import Settings
-from tests.helpers.hosts import VirtualHosts
 
 #: Of ours, how many stay after the sifting.
 N_FINALISTS = 2
@@ -35,6 +35,7 @@ def reduce_in_turns(
     gradients: str,
     *,
     rounds: int,
+    warmup: int = 2,
     n_ranks: int,
     hosts: VirtualHosts | None = None,
     calls: int = 1,
@@ -45,10 +46,12 @@ def reduce_in_turns(
         contenders: see ``programs/contenders.py``.
         gradients: a set of ``gradient_shapes.py``.
         rounds: in each, every contender has a turn.
+        warmup: rounds before these, which do not count.
         n_ranks, hosts: see :func:`benchmarks.jobs.run_program`.
         calls: how often it reduces in a turn.
     """
-    args = ["--gradients", gradients, "--rounds", rounds, "--calls", calls, *contenders]
+    args = ["--gradients", gradients, "--rounds", rounds, "--calls", calls]
+    args += ["--warmup", warmup, *contenders]
     ranks = run_program("reduce.py", args, n_ranks=n_ranks, hosts=hosts)
     return {name: slowest([rank[name] for rank in ranks]) for name in contenders}
 
@@ -83,6 +86,7 @@ def contest(
         finalists = finalists[:N_FINALISTS]
     seconds: Seconds = {name: [] for name in [*finalists, *peers]}
     rounds = settings.rounds_per_block(scale)
+    what["warmup"] = 1 if settings.is_quick else 2
     for _ in range(settings.blocks):
         pause()
         job = reduce_in_turns([*finalists, *peers], gradients, rounds=rounds, **what)

@@ -21,15 +21,17 @@ def describe() -> dict[str, str]:
     now = datetime.datetime.now(datetime.UTC)
     return {
         "date": f"{now:%Y-%m-%d %H:%M} UTC",
-        "commit": _first_line("git", "-C", str(REPOSITORY), "describe", "--always"),
+        "commit": _first_line(
+            "git", "-C", str(REPOSITORY), "describe", "--always", "--dirty"
+        ),
         "processor": f"{_processor()}, {os.cpu_count()} cores",
         "memory": f"{_memory_bytes() / 1e9:.1f} GB",
         "system": f"{_distribution()}, Linux {platform.release()}",
         "load before": f"{os.getloadavg()[0]:.2f}",
         "Python": platform.python_version(),
-        "MPI": MPI.Get_library_version().splitlines()[0].strip(" \0"),
+        "MPI": " ".join(MPI.Get_library_version().splitlines()[0].split()),
         **{name: version for name in PACKAGES if (version := _version(name))},
-        "iperf3": _first_line("iperf3", "--version"),
+        "iperf3": _first_line("iperf3", "--version").removeprefix("iperf "),
     }
 
 

@@ -68,9 +68,7 @@ def _table(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     def line(cells: Sequence[str]) -> str:
         return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
-    return "\n".join(
-        [line(headings), line(["---"] * len(headings)), *map(line, lines)]
-    )
+    return "\n".join([line(headings), line(["---"] * len(headings)), *map(line, lines)])
 
 
 def put_between_markers(page: str, figures: str) -> str:

@@ -80,7 +80,7 @@ COMPARISONS = {
         steps.measure_agreement,
     ),
     "overlap": Comparison(
-        "step with overlap, two hosts x 1 rank; backward takes as long as the link",
+        "step with overlap, two hosts x 1 rank; backward as long as the link needs",
         "the step without communication",
         1.15,
         overlap.measure,
@@ -114,11 +114,7 @@ SCALINGS = {
     ),
     "scaling-arrays": Scaling(
         "Cost of our own code by arrays: 4 MiB, nothing sent",
-        (
-            "arrays",
-            *("call, 1 rank", "an array", "first call"),
-            *("call, 2 ranks", "an array", "first call"),
-        ),
+        ("arrays", "1 rank", "its first call", "2 ranks", "their first call"),
         scaling.measure_arrays,
     ),
 }

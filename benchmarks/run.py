@@ -114,7 +114,7 @@ def main(args: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     settings = Settings(
         is_quick=options.quick,
-        rounds=4 if options.quick else options.rounds,
+        rounds=min(4, options.rounds) if options.quick else options.rounds,
         blocks=1 if options.quick else 3,
         communicators=tuple(options.communicator),
         without_torch=options.without_torch,

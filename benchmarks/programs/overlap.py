@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -51,23 +52,27 @@ def make_batch(n_samples: int, width: int) -> tuple[Any, Any]:
     return x, random.integers(N_CLASSES, size=n_samples).astype(np.int32)
 
 
-def batch_for(model: DeepMLP, width: int, target_s: float) -> int:
-    """Return the samples whose backward takes about ``target_s`` on the slowest rank."""
+def backward_seconds(model: DeepMLP, batch: tuple[Any, Any]) -> float:
+    """Return the median time of a backward, on the rank where that is longest."""
+    took = []
+    for _ in range(5):
+        loss = model(*batch)
+        model.cleargrads()
+        # All compute at once, as they do in a step.
+        WORLD.Barrier()
+        start = time.perf_counter()
+        loss.backward()
+        took.append(time.perf_counter() - start)
+    return max(WORLD.allgather(statistics.median(took)))
+
+
+def batch_for(model: DeepMLP, width: int, target_s: float) -> tuple[Any, Any]:
+    """Return a batch whose backward takes about ``target_s``."""
     n_samples = 64
     for _ in range(3):
-        x, t = make_batch(n_samples, width)
-        took = []
-        for _ in range(3):
-            loss = model(x, t)
-            model.cleargrads()
-            # All compute at once, as they do in a step.
-            WORLD.Barrier()
-            start = time.perf_counter()
-            loss.backward()
-            took.append(time.perf_counter() - start)
-        slowest = max(WORLD.allgather(sorted(took)[1]))
-        n_samples = min(max(8, round(n_samples * target_s / slowest)), 1 << 14)
-    return n_samples
+        took = backward_seconds(model, make_batch(n_samples, width))
+        n_samples = min(max(8, round(n_samples * target_s / took)), 1 << 14)
+    return make_batch(n_samples, width)
 
 
 def make_step(
@@ -103,8 +108,8 @@ def main(args: Sequence[str] | None = None) -> None:
     model = DeepMLP(options.width)
     nbytes = sum(parameter.array.nbytes for parameter in model.params())
     link_s = link_seconds(comm.inter_size, nbytes, options.rate)
-    n_samples = batch_for(model, options.width, link_s)
-    batch = make_batch(n_samples, options.width)
+    batch = batch_for(model, options.width, link_s)
+    backward_s = backward_seconds(model, batch)
 
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     names = list(steps)
@@ -121,7 +126,8 @@ def main(args: Sequence[str] | None = None) -> None:
         {
             "seconds": seconds,
             "has_overlap": has_overlap,
-            "n_samples": n_samples,
+            "n_samples": len(batch[0]),
+            "backward_s": backward_s,
             "nbytes": nbytes,
             "link_s": link_s,
         }

@@ -10,9 +10,9 @@ import time
 from collections.abc import Sequence
 
 import numpy as np
+from communicators import create_communicator
 
 from benchmarks.programs.contenders import WORLD, report
-from communicators import create_communicator
 
 
 def main(args: Sequence[str] | None = None) -> None:

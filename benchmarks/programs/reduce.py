@@ -1,6 +1,6 @@
 """Contenders reduce the same set of arrays in turns; reported: seconds a call.
 
-    mpiexec -n 2 python benchmarks/programs/reduce.py ours:flat mpi4py:flat
+mpiexec -n 2 python benchmarks/programs/reduce.py ours:flat mpi4py:flat
 """
 
 from __future__ import annotations

@@ -49,12 +49,14 @@ def measure(row: Row, settings: Settings) -> None:
                 seconds[name].append(took)
     ours, alone = (statistics.median(seconds[name]) for name in PROGRAMS)
     row.seconds = seconds
-    row.ours = f"import chainermn_ng {duration(ours)}"
-    row.peers = [f"import chainer {duration(alone)}"]
+    row.ours = duration(ours)
+    row.peers = [duration(alone)]
     row.ratio = ours / alone
     pairs = zip(seconds["chainermn_ng"], seconds["chainer"], strict=True)
     row.spread = quartiles([a / b for a, b in pairs])
-    row.notes.append("import chainer: with empty stand-ins for the modules it misses")
+    row.notes.append(
+        "Chainer alone gets empty stand-ins for the modules that it misses"
+    )
 
 
 def _seconds_of(program: str) -> float:

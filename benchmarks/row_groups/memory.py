@@ -30,8 +30,11 @@ def measure(row: Row, settings: Settings) -> None:
         peak, stays = _measure_one(name)
         if name == best:
             row.ratio = peak / gradient_bytes
-            row.ours = f"{name} {peak / 1e6:.1f} MB a rank, {stays / 1e6:.1f} MB stay"
-            row.peers = [f"gradients {gradient_bytes / 1e6:.1f} MB"]
+            row.ours = (
+                f"{name.removeprefix('ours:')} {peak / 1e6:.1f} MB a rank, "
+                f"{stays / 1e6:.1f} MB stay"
+            )
+            row.peers = [f"{gradient_bytes / 1e6:.1f} MB"]
         else:
             row.notes.append(f"{name}: {peak / 1e6:.1f} MB a rank")
     row.notes.append(

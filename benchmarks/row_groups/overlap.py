@@ -25,13 +25,14 @@ def measure(row: Row, settings: Settings) -> None:
     }
     about = ranks[0]
     row.seconds = seconds
-    row.peers = [timing("without communication", seconds["alone"])]
+    row.peers = [duration(statistics.median(seconds["alone"]))]
     ratio = statistics.median(seconds["after"]) / statistics.median(seconds["alone"])
     row.notes += [
         timing("communication after the backward", seconds["after"])
         + f", ratio {ratio:.2f}",
         f"{about['nbytes'] / 1e6:.1f} MB of gradients, which the link alone needs "
-        f"{duration(about['link_s'])} for; {about['n_samples']} samples a rank",
+        f"{duration(about['link_s'])} for; {about['n_samples']} samples a rank, whose "
+        f"backward took {duration(about['backward_s'])}",
     ]
     if not about["has_overlap"]:
         row.skipped = "create_multi_node_optimizer has no option overlap yet"

@@ -9,27 +9,26 @@ from benchmarks.results import Row, duration, quartiles, slowest
 from benchmarks.settings import Settings
 
 #: Two sizes of the example's model: in the small one every microsecond shows.
-UNITS = (200, 1000)
+STEPS_BY_UNITS = {200: 1000, 1000: 300}
 
 
 def measure_one_rank(row: Row, settings: Settings) -> None:
     """Fill the row: a step with the package on one rank over one without it."""
-    n_steps = 100 if settings.is_quick else 1000
-    for units in UNITS:
-        args = ["--steps", n_steps, "--unit", units]
+    for units, n_steps in STEPS_BY_UNITS.items():
+        args = ["--steps", 50 if settings.is_quick else n_steps, "--unit", units]
         (times,) = run_program("step_cost.py", args, n_ranks=1)
         ours, alone = (statistics.median(times[name]) for name in ("ours", "alone"))
         if row.ratio is None:
             row.seconds = times
             row.ours = f"step {duration(ours)}"
-            row.peers = [f"Chainer alone {duration(alone)}"]
+            row.peers = [duration(alone)]
             row.ratio = ours / alone
             pairs = zip(times["ours"], times["alone"], strict=True)
             row.spread = quartiles([a / b for a, b in pairs])
         else:
             row.notes.append(
-                f"with {units} units instead of {UNITS[0]}: {duration(ours)} and "
-                f"{duration(alone)}, ratio {ours / alone:.3f}"
+                f"with layers of {units} units instead of 200: {duration(ours)} "
+                f"against {duration(alone)}, ratio {ours / alone:.3f}"
             )
 
 
@@ -47,6 +46,6 @@ def measure_agreement(row: Row, settings: Settings) -> None:
     trusting_s = statistics.median(trusting)
     row.seconds = {"agreed": agreed, "trusting": trusting}
     row.ours = f"step {duration(statistics.median(agreed))}"
-    row.peers = [f"without agreement {duration(trusting_s)}"]
+    row.peers = [duration(trusting_s)]
     row.ratio = 1 + added_s / trusting_s
     row.notes.append(f"the agreement adds {added_s * 1e6:.0f} us")
