@@ -247,7 +247,8 @@ class ManyArrays:
         scale: float | None,
     ) -> None:
         def plan_of(comm: CommunicatorBase) -> list[Bucket]:
-            return self._plan(key, union, arrays, wire, comm.bucket_bytes)
+            cuts = not device.uses_nccl
+            return self._plan(key, union, arrays, wire, comm.bucket_bytes, cuts)
 
         def measure(comm: CommunicatorBase) -> float:
             plan = plan_of(comm)
@@ -301,6 +302,7 @@ class ManyArrays:
         arrays: Sequence[Any],
         wire: np.dtype[Any] | None,
         bucket_bytes: int,
+        cuts: bool,
     ) -> list[Bucket]:
         cache_key = (key, tuple(union), bucket_bytes, wire)
         plan: list[Bucket] | None = self._plans.get(cache_key)
@@ -316,6 +318,7 @@ class ManyArrays:
                     if union[index]
                 ],
                 bucket_bytes,
+                cuts=cuts,
             )
             self._keep_plan(cache_key, plan)
         return plan
