@@ -263,6 +263,7 @@ class Bench:
                 self._comm.size,
                 self._device.xp,
             )
+            work.fill()
         except (MemoryError, TypeError, ValueError) as failure:
             error = failure
         self._comm.agree(f"bench: arrays for {one}", error=error)
