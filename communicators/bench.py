@@ -294,7 +294,7 @@ class Bench:
             bare.check(bare.run())
         except WrongResultError:
             raise
-        except (KeyError, TypeError, RuntimeError) as failure:
+        except (BufferError, KeyError, TypeError, RuntimeError) as failure:
             # mpi4py knows no such dtype, or the library does not add such numbers.
             return (
                 None,
