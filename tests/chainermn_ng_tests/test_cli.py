@@ -145,8 +145,7 @@ def test_where_nothing_was_measured_nothing_is_recommended():
     assert "no communicator was measured" in console.file.getvalue()
 
 
-@pytest.mark.parametrize("ranks", [1, 4])
-@pytest.mark.parametrize("n_loads", [0, 1, 3])
+@pytest.mark.parametrize(("n_loads", "ranks"), [(0, 4), (1, 4), (3, 1)])
 def test_pictures_are_made(n_loads, ranks, tmp_path):
     rows = [
         row(name, (0.001 * factor,), nbytes=4**i)
