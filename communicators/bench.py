@@ -123,7 +123,7 @@ class Settings:
         names = [f"{c.name} {dict(c.options) or ''}".rstrip() for c in self.candidates]
         return (
             f"{self.operation} of {', '.join(map(str, self.loads))} in {self.dtype} "
-            f"(as {self.wire_dtype or self.dtype}) by {', '.join(names)}, "
+            f"(allreduce_grad_dtype {self.wire_dtype}) by {', '.join(names)}, "
             f"{timing.warm_up} + {timing.repetitions} times in {timing.budget_s} s"
         )
 

@@ -133,7 +133,9 @@ def print_results(results: Results, console: Console) -> None:
     """Print machine, table and recommendation."""
     table = rich_table(results)
     lines: list[str] = header_lines(results)
-    if console.is_terminal and console.measure(table).maximum <= console.width:
+    unlimited = console.options.update(max_width=10_000)
+    width = console.measure(table, options=unlimited).maximum
+    if console.is_terminal and width <= console.width:
         _write(console, lines)
         console.print(table)
         lines = [NOTE, *reason_lines(results)]
