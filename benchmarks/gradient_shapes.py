@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tests.gpu_tests.resnet50 import parameter_shapes
+from communicators.gradient_sets import shapes_of
 
 Shape = tuple[int, ...]
 
