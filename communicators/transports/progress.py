@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, NoReturn, Protocol
 
+from mpi4py import MPI
+
 from communicators.transports.waiting import LISTEN_EVERY_S, Backoff
 
 #: An operation in steps: yields requests to be completed before it is resumed.
@@ -39,7 +41,9 @@ class _Operation:
         self._progress = progress
         self._steps = steps
         self.label = label
+        #: What it waits for: requests of MPI, and others that are asked like them.
         self.requests: list[Any] = []
+        self.others: list[Any] = []
         self.done = False
         self.result: Any = None
 
@@ -47,12 +51,16 @@ class _Operation:
         """Go on as far as completed requests allow; tell whether anything moved."""
         moved = False
         while not self.done:
-            self.requests = [r for r in self.requests if not r.Test()]
-            if self.requests:
+            # A request of MPI is null from the moment when it was found complete.
+            self.requests = [r for r in self.requests if r]
+            self.others = [r for r in self.others if not r.Test()]
+            if self.requests or self.others:
                 break
             moved = True
             try:
-                self.requests = list(next(self._steps))
+                for request in next(self._steps):
+                    is_mpi = isinstance(request, MPI.Request)
+                    (self.requests if is_mpi else self.others).append(request)
             except StopIteration as stop:
                 self.done = True
                 self.result = stop.value
@@ -87,10 +95,14 @@ class Progress:
         self._in_flight: list[_Operation] = []
 
     def start(self, steps: Steps, label: str) -> Handle:
-        """Begin an operation and return its handle; its first messages are posted."""
+        """Begin an operation and return its handle; its first messages are posted.
+
+        What is in flight already goes on as far as it can.
+        """
         operation = _Operation(self, steps, label)
         self._in_flight.append(operation)
         operation.advance()
+        self._poll()
         return operation
 
     def drive_until(self, target: _Operation) -> None:
@@ -102,9 +114,7 @@ class Progress:
         backoff = Backoff()
         next_listen = LISTEN_EVERY_S
         while not target.done:
-            moved = [operation.advance() for operation in self._in_flight]
-            self._in_flight = [op for op in self._in_flight if not op.done]
-            if any(moved):
+            if self._poll():
                 backoff, next_listen = Backoff(), LISTEN_EVERY_S
                 continue
             backoff.pause()
@@ -114,4 +124,13 @@ class Progress:
                 self._listen(lambda: target.label)
             if self.timeout_s is not None and waited_s > self.timeout_s:
                 self._on_timeout(target.label, waited_s)
+
+    def _poll(self) -> bool:
+        """Advance everything that can go on; tell whether anything moved."""
+        requests = [r for operation in self._in_flight for r in operation.requests]
+        if requests:
+            # Each call of MPI looks at all sockets, however few requests it is for.
+            MPI.Request.Testsome(requests)
+        moved = [operation.advance() for operation in self._in_flight]
         self._in_flight = [op for op in self._in_flight if not op.done]
+        return any(moved)
