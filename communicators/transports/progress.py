@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, NoReturn, Protocol
 
-from mpi4py import MPI
-
 from communicators.transports.waiting import LISTEN_EVERY_S, Backoff
 
 #: An operation in steps: yields requests to be completed before it is resumed.
@@ -59,7 +57,7 @@ class _Operation:
             moved = True
             try:
                 for request in next(self._steps):
-                    is_mpi = isinstance(request, MPI.Request)
+                    is_mpi = isinstance(request, self._progress.request_type)
                     (self.requests if is_mpi else self.others).append(request)
             except StopIteration as stop:
                 self.done = True
@@ -89,6 +87,10 @@ class Progress:
         listen: Callable[[Callable[[], str]], None],
         on_timeout: Callable[[str, float], NoReturn],
     ) -> None:
+        # Here, so that the handles of this module are there without mpi4py.
+        from mpi4py import MPI
+
+        self.request_type = MPI.Request
         self.timeout_s = timeout_s
         self._listen = listen
         self._on_timeout = on_timeout
@@ -130,7 +132,7 @@ class Progress:
         requests = [r for operation in self._in_flight for r in operation.requests]
         if requests:
             # Each call of MPI looks at all sockets, however few requests it is for.
-            MPI.Request.Testsome(requests)
+            self.request_type.Testsome(requests)
         moved = [operation.advance() for operation in self._in_flight]
         self._in_flight = [op for op in self._in_flight if not op.done]
         return any(moved)
