@@ -26,14 +26,19 @@ EXTRAS = {
     "pynccl": ["numba>=0.60", "pynccl>=0.1.2"],
     # allreduce_grad_dtype="bfloat16" for NumPy arrays.
     "bfloat16": ["ml_dtypes>=0.5"],
+    # The command line: options, tables and progress, plots.
+    "cli": ["click>=8.1", "matplotlib>=3.8", "rich>=13.7"],
     # For the examples: handwritten digits that need no download; reading images.
     "examples": ["pillow>=10", "scikit-learn>=1.4"],
     "test": [
+        "click>=8.1",
         "hypothesis>=6.100",
+        "matplotlib>=3.8",
         "ml_dtypes>=0.5",
         "mpi-pytest>=2025.7",
         "pytest>=8",
         "pytest-timeout>=2.3",
+        "rich>=13.7",
     ],
     # Both bindings without NCCL, in whose place the tests put a library of their own:
     # where NVIDIA's is installed CuPy loads that one first.
@@ -95,5 +100,6 @@ setup(
         "threadpoolctl>=3.1",
     ],
     extras_require=EXTRAS,
+    entry_points={"console_scripts": ["chainermn-ng = chainermn_ng.cli.main:main"]},
     zip_safe=False,
 )

@@ -20,8 +20,8 @@ import communicators
 REPOSITORY = pathlib.Path(__file__).resolve().parents[1]
 PACKAGES = ["communicators", "chainermn_ng"]
 
-# Used where present: device arrays, dtypes that NumPy lacks, NCCL.
-OPTIONAL = {"cupy", "ml_dtypes", "pynccl"}
+# Used where present: device arrays, dtypes that NumPy lacks, NCCL, the command line.
+OPTIONAL = {"click", "cupy", "matplotlib", "ml_dtypes", "pynccl", "rich"}
 
 _PRINT_METADATA = """
 import json, setuptools

@@ -11,7 +11,7 @@ import numpy as np
 
 from communicators.buckets import DEFAULT_BUCKET_BYTES, Bucket, plan_buckets
 from communicators.devices.flat_buffer_kernels import pointer_table, present_bytes
-from gpu_tests.resnet50 import parameter_shapes
+from communicators.gradient_sets import shapes_of
 from gpu_tests.results import tell_detail, tell_row
 
 FLOAT32 = np.dtype(np.float32)
@@ -132,7 +132,7 @@ def measure(cp: Any, device: Any, n_repetitions: int, n_arrays: int) -> None:
         n_repetitions: of which the median is taken.
         n_arrays: so many of ResNet-50's gradients, the first ones.
     """
-    shapes = parameter_shapes()[:n_arrays]
+    shapes = shapes_of("resnet50")[:n_arrays]
     sizes = [int(np.prod(shape)) for shape in shapes]
     n_elems = sum(sizes)
     host = np.random.RandomState(0).standard_normal(n_elems).astype(FLOAT32)

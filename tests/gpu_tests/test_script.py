@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import itertools
-import math
 import pathlib
 import shutil
 import subprocess
@@ -15,7 +14,6 @@ import pytest
 
 from gpu_tests import run_gpu_tests, steps
 from gpu_tests.find_gpu import why_no_gpu
-from gpu_tests.resnet50 import parameter_shapes
 from gpu_tests.run_gpu_tests import main
 from gpu_tests.steps import Command, NotHere, Step
 from gpu_tests.tables import Table
@@ -233,14 +231,6 @@ def test_steps_that_need_nvcc_say_so(monkeypatch):
     by_name = {s.name: s for s in steps.steps()}
     with pytest.raises(NotHere, match="nvcc"):
         by_name["ranks-2"].command()
-
-
-def test_resnet50_has_its_parameters():
-    shapes = parameter_shapes()
-    assert len(shapes) == 161
-    assert sum(map(math.prod, shapes)) == 25_557_032
-    assert shapes[0] == (64, 3, 7, 7)
-    assert shapes[-2:] == [(1000, 2048), (1000,)]
 
 
 def test_a_table_as_text_and_as_markdown():

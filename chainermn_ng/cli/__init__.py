@@ -1,0 +1,1 @@
+"""The command line: ``chainermn-ng``, also ``python -m chainermn_ng.cli``."""

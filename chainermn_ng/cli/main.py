@@ -1,0 +1,30 @@
+"""The entry point of ``chainermn-ng``; says what is missing where click or rich is."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Sequence
+
+#: What every command is written with. Plots say for themselves that they need more.
+PACKAGES = ("click", "rich")
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Run ``chainermn-ng``.
+
+    Args:
+        args: what follows the program's name; ``None`` for ``sys.argv[1:]``.
+
+    Raises:
+        SystemExit: always; 0, or 1 for a failure and 2 for bad input.
+    """
+    missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        sys.exit(
+            f"chainermn-ng: the command line needs {' and '.join(missing)}; "
+            "pip install 'chainermn-ng[cli]' brings what is missing"
+        )
+    from chainermn_ng.cli.group import chainermn_ng
+
+    chainermn_ng.main(None if args is None else list(args), prog_name="chainermn-ng")
