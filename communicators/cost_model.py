@@ -65,7 +65,9 @@ class Cluster:
         for name in ("hosts", "ranks_per_host", "nics"):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} {value!r}: expected a whole number, 1 or more")
+                raise ValueError(
+                    f"{name} {value!r}: expected a whole number, 1 or more"
+                )
         for name, value in vars(self).items():
             if name.endswith("bytes_s") and not value > 0:
                 raise ValueError(f"{name} {value!r}: expected more than 0 bytes/s")
@@ -302,7 +304,9 @@ def non_cuda_aware(cluster: Cluster, nbytes: float) -> Phases:
     phases = hierarchical(cluster, nbytes)
     if cluster.hosts == 1:
         return phases
-    return replace(phases, inter_s=phases.inter_s + 2 * nbytes / cluster.host_copy_bytes_s)
+    return replace(
+        phases, inter_s=phases.inter_s + 2 * nbytes / cluster.host_copy_bytes_s
+    )
 
 
 def single_node(cluster: Cluster, nbytes: float) -> Phases:
