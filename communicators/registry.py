@@ -110,6 +110,19 @@ def create_communicator(
     return found(mpi_comm, **options)
 
 
+def options_of(name: str) -> list[str]:
+    """Return the names of the options that a communicator takes.
+
+    Args:
+        name: one of :func:`known_communicators`.
+
+    Raises:
+        ValueError: unknown name; the text lists the known ones.
+        UnavailableError: its module cannot be imported here.
+    """
+    return _options_of(_load(_check_name(name)))
+
+
 def _check_name(name: str) -> str:
     if name not in known_communicators():
         close = difflib.get_close_matches(str(name), known_communicators(), 1)
@@ -124,6 +137,16 @@ def _check_name(name: str) -> str:
 def _check_options(
     name: str, cls: type[CommunicatorBase], options: dict[str, Any]
 ) -> None:
+    accepted = _options_of(cls)
+    for option in options:
+        if option not in accepted:
+            raise TypeError(
+                f"communicator {name!r} has no option {option!r}; its options: "
+                f"{', '.join(accepted)}"
+            )
+
+
+def _options_of(cls: type[CommunicatorBase]) -> list[str]:
     known: list[str] = []
     for ancestor in cls.__mro__:
         if "__init__" not in vars(ancestor) or ancestor is object:
@@ -133,13 +156,7 @@ def _check_options(
         known += [p.name for p in parameters if p.kind is not p.VAR_KEYWORD]
         if not any(p.kind is p.VAR_KEYWORD for p in parameters):
             break
-    accepted = [option for option in known if option != "mpi_comm"]
-    for option in options:
-        if option not in accepted:
-            raise TypeError(
-                f"communicator {name!r} has no option {option!r}; its options: "
-                f"{', '.join(accepted)}"
-            )
+    return [option for option in known if option != "mpi_comm"]
 
 
 def _load(name: str) -> type[CommunicatorBase]:

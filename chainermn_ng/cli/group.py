@@ -35,7 +35,6 @@ class LazyGroup(click.Group):
             return None
         module_name, _, name = COMMANDS[cmd_name].partition(":")
         command: Any = getattr(importlib.import_module(module_name), name)
-        assert isinstance(command, click.Command), command
         return command
 
     def format_commands(
@@ -54,3 +53,18 @@ def chainermn_ng() -> None:
 
     Training programs are started by "mpiexec -n 4 python -m chainermn_ng train.py".
     """
+
+
+def run(args: list[str] | None) -> int:
+    """Run the command that ``args`` name; return the exit status."""
+    try:
+        status = chainermn_ng.main(
+            args, prog_name="chainermn-ng", standalone_mode=False
+        )
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except click.Abort as error:
+        # What click makes of an interrupt: the other ranks are to end, too.
+        raise KeyboardInterrupt from error
+    return status if isinstance(status, int) else 0

@@ -21,10 +21,14 @@ def main(args: Sequence[str] | None = None) -> None:
     """
     missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
-        sys.exit(
+        print(
             f"chainermn-ng: the command line needs {' and '.join(missing)}; "
-            "pip install 'chainermn-ng[cli]' brings what is missing"
+            "pip install 'chainermn-ng[cli]' brings what is missing",
+            file=sys.stderr,
         )
-    from chainermn_ng.cli.group import chainermn_ng
+        raise SystemExit(1)
+    from chainermn_ng.cli.group import run
 
-    chainermn_ng.main(None if args is None else list(args), prog_name="chainermn-ng")
+    # Not sys.exit, which chainermn_ng takes in a job of several ranks for a failure
+    # of this rank alone, and ends the job: the commands leave together.
+    raise SystemExit(run(None if args is None else list(args)))

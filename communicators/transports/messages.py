@@ -27,6 +27,7 @@ from communicators.transports.waiting import LISTEN_EVERY_S, Backoff, wait_all
 
 ANY_SOURCE: int = MPI.ANY_SOURCE
 ANY_TAG: int = MPI.ANY_TAG
+IN_PLACE: Any = MPI.IN_PLACE
 
 # Tags on the control communicator: a rank that has waited too long asks the others
 # where they are, those that wait as well answer, and hear who is missing.
