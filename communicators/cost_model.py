@@ -143,7 +143,7 @@ def _in_host(cluster: Cluster, nbytes: float) -> float:
 
 
 def _between_hosts(cluster: Cluster, nbytes: float, flows: int) -> float:
-    """Return the time of an all-reduce by one rank a host, ``flows`` of them at once."""
+    """Return the time of an all-reduce of one rank a host; ``flows`` go on at once."""
     c = cluster
     if c.hosts == 1:
         return 0.0

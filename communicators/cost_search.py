@@ -1,4 +1,4 @@
-"""Which communicator, factors and pieces the cost model takes; step time, efficiency."""
+"""What the cost model takes: communicator, factors, pieces; steps and efficiency."""
 
 from __future__ import annotations
 

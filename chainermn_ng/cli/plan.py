@@ -5,19 +5,17 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from click.core import ParameterSource
 
 from chainermn_ng.cli import plan_output
+from chainermn_ng.cli.bench_plot import check_plot
 from chainermn_ng.cli.predictions import Load, names_for, predict_all, script_line
-from chainermn_ng.cli.quantities import (
-    BANDWIDTH,
-    BYTES,
-    SECONDS,
-    text_of_bytes,
-)
+from chainermn_ng.cli.quantities import BANDWIDTH, BYTES, SECONDS
+from communicators.byte_sizes import format_bytes
 from communicators.cost_model import Cluster
 from communicators.cost_presets import PRESETS
 from communicators.cost_search import Training
@@ -25,6 +23,8 @@ from communicators.gradient_sets import GRADIENT_SETS, shapes_of
 
 if TYPE_CHECKING:
     from communicators.cost_fit import Fit
+
+_R = TypeVar("_R")
 
 SCHEMA = "chainermn-ng plan"
 VERSION = 1
@@ -62,13 +62,10 @@ class _Model(click.ParamType[Load]):
         try:
             nbytes = BYTES.convert(value, param, ctx)
         except click.UsageError as error:
-            self.fail(
-                f"{value!r}: expected one of {', '.join(sorted(GRADIENT_SETS))}, or "
-                f"the bytes of all gradients, such as 102MB ({error.message})",
-                param,
-                ctx,
-            )
-        return Load(text_of_bytes(nbytes), nbytes, 1)
+            known = ", ".join(sorted(GRADIENT_SETS))
+            text = f"{error.message} of all gradients, or one of {known}"
+            self.fail(text, param, ctx)
+        return Load(format_bytes(nbytes), nbytes, 1)
 
 
 @click.command()
@@ -176,9 +173,11 @@ def plan(ctx: click.Context, **options: Any) -> None:
     Closed formulas, not a simulation: they rank communicators and show what a network
     costs. Measure before you trust the last tenth.
     """
+    if options["plot_path"]:
+        _or_error("--plot", check_plot, options["plot_path"])
     measured = _read(options["measured_paths"])
     device = _device(options, measured)
-    cluster = _cluster(ctx, options, device, measured)
+    cluster = _cluster(options, device, measured)
     fit = None
     if measured:
         cluster, fit = _fitted(ctx, options, cluster, measured)
@@ -196,10 +195,10 @@ def plan(ctx: click.Context, **options: Any) -> None:
         for note in _notes(measured):
             click.echo(note)
         if options["json_path"]:
-            _write(options["json_path"], content)
+            _or_error("--json", _write, options["json_path"], content)
     if options["plot_path"]:
         title = f"{load.name} on {device.upper()}s"
-        plan_output.plot(options["plot_path"], rounds, title)
+        _or_error("--plot", plan_output.plot, options["plot_path"], rounds, title)
 
 
 # -- from options to the model --------------------------------------------------------
@@ -211,12 +210,7 @@ def _read(paths: tuple[str, ...]) -> list[Any]:
     # Only here is the rest of the engine needed.
     from chainermn_ng.cli.measured_rows import read_measured
 
-    found = []
-    for path in paths:
-        try:
-            found.append(read_measured(path))
-        except (OSError, ValueError) as error:
-            raise click.ClickException(f"--from: {error}") from error
+    found = [_or_error("--from", read_measured, path) for path in paths]
     devices = {one.device for one in found}
     if len(devices) > 1:
         raise click.ClickException(
@@ -233,9 +227,7 @@ def _device(options: dict[str, Any], measured: list[Any]) -> str:
     return PRESETS[options["preset"]].device if options["preset"] else "gpu"
 
 
-def _cluster(
-    ctx: click.Context, options: dict[str, Any], device: str, measured: list[Any]
-) -> Cluster:
+def _cluster(options: dict[str, Any], device: str, measured: list[Any]) -> Cluster:
     given = {
         field: options[option]
         for option, field in _FIELDS.items()
@@ -246,9 +238,7 @@ def _cluster(
     else:
         base = {"is_striped": device == "gpu", "shared_memory": device == "cpu"}
     if device == "gpu":
-        base.setdefault("host_copy_bytes_s", 12e9)
-        if math.isinf(base["host_copy_bytes_s"]):
-            base["host_copy_bytes_s"] = 12e9
+        base["host_copy_bytes_s"] = 12e9
     if measured:
         largest = max(measured, key=lambda one: one.topology.size).topology
         base.setdefault("hosts", largest.n_hosts)
@@ -278,17 +268,15 @@ def _fitted(
     ctx: click.Context, options: dict[str, Any], cluster: Cluster, measured: list[Any]
 ) -> tuple[Cluster, Fit]:
     from chainermn_ng.cli.measured_rows import fit_measured
-    from communicators.cost_fit import FitError
 
     fixed = [
         field
         for option, field in _FIELDS.items()
         if ctx.get_parameter_source(option) is ParameterSource.COMMANDLINE
     ]
-    try:
-        fit = fit_measured(cluster, measured, fixed, options["shared_memory"])
-    except FitError as error:
-        raise click.ClickException(f"--from: {error}") from error
+    fit = _or_error(
+        "--from", fit_measured, cluster, measured, fixed, options["shared_memory"]
+    )
     unknown = _not_measured(cluster, fit, fixed, bool(options["preset"]))
     if unknown:
         raise click.ClickException(
@@ -327,15 +315,14 @@ def _load(options: dict[str, Any]) -> Load:
 def _training(options: dict[str, Any]) -> Training | None:
     if options["compute_time"] is None:
         return None
-    try:
-        return Training(
-            options["compute_time"],
-            options["pack_time"],
-            options["overlap"],
-            options["jitter"],
-        )
-    except ValueError as error:
-        raise click.UsageError(str(error)) from error
+    return _or_error(
+        "--compute-time",
+        Training,
+        options["compute_time"],
+        options["pack_time"],
+        options["overlap"],
+        options["jitter"],
+    )
 
 
 def _names(wanted: tuple[str, ...], device: str) -> tuple[str, ...]:
@@ -411,9 +398,15 @@ def _row(prediction: Any) -> dict[str, Any]:
 
 
 def _write(path: str, content: dict[str, Any]) -> None:
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump(content, file, indent=1)
+        file.write("\n")
+
+
+def _or_error(option: str, function: Callable[..., _R], *arguments: Any) -> _R:
+    """Call a function; what is wrong with files and numbers is the user's to know."""
     try:
-        with open(path, "w", encoding="utf-8") as file:
-            json.dump(content, file, indent=1)
-            file.write("\n")
-    except OSError as error:
-        raise click.ClickException(f"--json: {error}") from error
+        return function(*arguments)
+    except (OSError, ValueError) as error:
+        text = str(error).removeprefix(f"{option} ")
+        raise click.ClickException(f"{option}: {text}") from error

@@ -10,12 +10,10 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from chainermn_ng.cli.bench_table import format_time
 from chainermn_ng.cli.predictions import Load, Prediction
-from chainermn_ng.cli.quantities import (
-    text_of_bytes,
-    text_of_rate,
-    text_of_seconds,
-)
+from chainermn_ng.cli.quantities import format_rate
+from communicators.byte_sizes import format_bytes
 from communicators.cost_fit import Fit
 from communicators.cost_model import Cluster
 from communicators.cost_search import Training
@@ -69,16 +67,17 @@ def _describe(cluster: Cluster, load: Load) -> str:
     if c.ranks_per_host > 1:
         how = "common memory, " if c.shared_memory else ""
         parts.append(
-            f"in a host {how}{text_of_rate(c.intra_bytes_s)}, "
-            f"{text_of_seconds(c.intra_latency_s)}"
+            f"in a host {how}{format_rate(c.intra_bytes_s)}, "
+            f"{format_time(c.intra_latency_s)}"
         )
     if c.hosts > 1:
         cards = f"{c.nics} x " if c.nics > 1 else ""
         parts.append(
-            f"between hosts {cards}{text_of_rate(c.inter_bytes_s)}, "
-            f"{text_of_seconds(c.inter_latency_s)}"
+            f"between hosts {cards}{format_rate(c.inter_bytes_s)}, "
+            f"{format_time(c.inter_latency_s)}"
         )
-    return f"{load.name}: {text_of_bytes(load.nbytes)} on the wire; {'; '.join(parts)}"
+    nbytes = format_bytes(round(load.nbytes))
+    return f"{load.name}: {nbytes} on the wire; {'; '.join(parts)}"
 
 
 def _show_fit(console: Console, fit: Fit) -> None:
@@ -87,14 +86,14 @@ def _show_fit(console: Console, fit: Fit) -> None:
         table.add_column(column, justify="left" if column == "constant" else "right")
     for name in fit.fitted:
         value = getattr(fit.cluster, name)
-        text = text_of_rate if name.endswith("bytes_s") else text_of_seconds
+        text = format_rate if name.endswith("bytes_s") else format_time
         table.add_row(_TITLES[name], text(value), f"{fit.uncertainty[name]:.0%}")
     console.print(table)
     worst = fit.worst
+    row = f"{worst.name} of {format_bytes(round(worst.nbytes))}"
     console.print(
         f"Residual {fit.residual:.1%} (root mean square of predicted / measured - 1); "
-        f"worst {fit.worst_error:+.1%}: {worst.name} of {text_of_bytes(worst.nbytes)} "
-        f"on {worst.hosts}x{worst.ranks_per_host}"
+        f"worst {fit.worst_error:+.1%}: {row} on {worst.hosts}x{worst.ranks_per_host}"
     )
 
 
@@ -104,26 +103,25 @@ def _whole_cluster(predictions: Sequence[Prediction], load: Load) -> Table:
     )
     table.add_column("communicator")
     table.add_column("dims")
-    for column in ("pieces", "all-reduce", "step", "efficiency"):
+    columns = ["pieces", "all-reduce"]
+    if predictions[0].step_s is not None:
+        columns += ["step", "efficiency"]
+    for column in columns:
         table.add_column(column, justify="right")
     for p in predictions:
-        dims = p.choice.dims
-        table.add_row(
-            p.choice.name,
-            "" if dims is None else "x".join(map(str, dims)),
-            _pieces(p, load),
-            text_of_seconds(p.choice.seconds),
-            "" if p.step_s is None else text_of_seconds(p.step_s),
-            "" if p.efficiency is None else f"{p.efficiency:.1%}",
-        )
+        dims = "x".join(map(str, p.choice.dims or ()))
+        cells = [p.choice.name, dims, _pieces(p, load), format_time(p.choice.seconds)]
+        if p.step_s is not None:
+            cells += [format_time(p.step_s), f"{p.efficiency:.1%}"]
+        table.add_row(*cells)
     return table
 
 
 def _pieces(prediction: Prediction, load: Load) -> str:
     choice = prediction.choice
     if choice.name == "naive":
-        return f"{load.n_arrays} arrays"
-    return f"{choice.n_pieces} x {text_of_bytes(choice.piece_bytes(load.nbytes))}"
+        return f"{load.n_arrays} array{'s' * (load.n_arrays > 1)}"
+    return f"{choice.n_pieces} x {format_bytes(choice.piece_bytes(load.nbytes))}"
 
 
 def _by_ranks(rounds: Sequence[Sequence[Prediction]], is_training: bool) -> Table:
@@ -143,7 +141,7 @@ def _by_ranks(rounds: Sequence[Sequence[Prediction]], is_training: bool) -> Tabl
 
 
 def _cell(prediction: Prediction) -> str:
-    seconds = text_of_seconds(prediction.choice.seconds)
+    seconds = format_time(prediction.choice.seconds)
     if prediction.efficiency is None:
         return seconds
     return f"{prediction.efficiency:.1%}\n{seconds}"
@@ -158,17 +156,14 @@ def plot(path: str, rounds: Sequence[Sequence[Prediction]], title: str) -> None:
         title: of the picture.
 
     Raises:
-        click.ClickException: Matplotlib is missing, or the file cannot be written.
+        OSError: the file cannot be written.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise click.ClickException(
-            f"--plot needs matplotlib ({error}); pip install 'chainermn-ng[cli]' "
-            "brings it"
-        ) from error
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     has_efficiency = rounds[0][0].efficiency is not None
     figure = Figure(figsize=(11 if has_efficiency else 6, 4.5), layout="constrained")
+    FigureCanvasAgg(figure)
     n_axes = 2 if has_efficiency else 1
     axes = list(figure.subplots(1, n_axes, squeeze=False)[0])
     travelling = [predictions for predictions in rounds if predictions[0].n_ranks > 1]
@@ -181,10 +176,7 @@ def plot(path: str, rounds: Sequence[Sequence[Prediction]], title: str) -> None:
         axes[1].set_ylim(0, 105)
     axes[0].legend()
     figure.suptitle(title)
-    try:
-        figure.savefig(path)
-    except (OSError, ValueError) as error:
-        raise click.ClickException(f"--plot: {path}: {error}") from error
+    figure.savefig(path)
 
 
 def _draw(axis: Any, rounds: Sequence[Sequence[Prediction]], value: Any) -> None:

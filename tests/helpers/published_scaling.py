@@ -91,7 +91,7 @@ def efficiencies_of_chainermn() -> list[Figure]:
 
 
 # -- C. PowerAI DDL's 95% on 64 hosts of 4 P100, ResNet-50, 32 images a GPU (IBM's
-# announcement of 2017-08-08; arXiv 1708.02188: 90 epochs in 50 minutes). Nothing fitted:
+# announcement of 2017-08-08; arXiv 1708.02188: 90 epochs in 50 minutes). Not fitted:
 # NVLink ring 30 GB/s, EDR 10.6 GB/s. How many EDR ports a host had is not told: one and
 # two must both do. The compute time follows from the 50 minutes and the 95%.
 
