@@ -32,6 +32,7 @@ from communicators.local_rank import local_rank, remember_local_rank
 from communicators.many_arrays import MAX_IN_FLIGHT, ManyArrays
 from communicators.nccl_side import GroupEntry, NcclSide
 from communicators.object_collectives import ObjectCollectives, ObjectOp
+from communicators.recording import Recorder
 from communicators.topology import (
     TOPOLOGY_VARIABLE,
     Topology,
@@ -123,6 +124,7 @@ class CommunicatorBase:
         devices: where its arrays may be.
         nccl: what it does with NCCL.
         nccl_binding: the name of the binding.
+        recorder: is told when the parts of collectives begin and end; ``None``: nobody.
         is_debugging: whether the ranks compare more than they need to (see
             :mod:`communicators.debugging`); ``CHAINERMN_NG_DEBUG`` says it.
         real_host: number of the machine that this rank runs on, never pretended;
@@ -132,6 +134,7 @@ class CommunicatorBase:
     name: str = ""
     device_types: tuple[str, ...] = ("cpu",)
     nccl_spans_hosts: bool = True
+    recorder: Recorder | None = None
 
     def __init__(
         self,

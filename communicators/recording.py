@@ -7,6 +7,7 @@ comparison a part, so the calls stay in the code for good.
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -14,8 +15,10 @@ from typing import Any, Protocol
 
 #: The thread that trains.
 MAIN_LANE = "main"
-#: What goes on beside it: buckets on their way, a thread that communicates.
+#: What is on its way without a thread that works on it.
 COMMUNICATION_LANE = "communication"
+#: What other threads do, as they record it for the main lane.
+BACKGROUND_LANE = "background"
 
 
 class Recorder(Protocol):
@@ -51,16 +54,22 @@ class Span:
 class SpanRecorder:
     """A recorder that keeps everything in a list.
 
+    The thread that makes it is the main one: what another thread records for
+    :data:`MAIN_LANE` goes to :data:`BACKGROUND_LANE`.
+
     Attributes:
         spans: what was recorded, in the order in which it ended.
     """
 
     def __init__(self) -> None:
         self.spans: list[Span] = []
+        self._main_thread = threading.get_ident()
 
     def record(
         self, name: str, start_ns: int, end_ns: int, lane: str, **details: Any
     ) -> None:
+        if lane == MAIN_LANE and threading.get_ident() != self._main_thread:
+            lane = BACKGROUND_LANE
         # Appending is atomic: threads need no lock.
         self.spans.append(Span(name, start_ns, end_ns, lane, details))
 
