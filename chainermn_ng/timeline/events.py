@@ -110,8 +110,8 @@ def _fits(span: Span, open_spans: list[Span]) -> bool:
         open_spans.pop()
     if not open_spans:
         return True
-    outer = open_spans[-1]
-    return span.end_ns <= outer.end_ns and span.name != outer.name
+    is_inside = span.end_ns <= open_spans[-1].end_ns
+    return is_inside and all(outer.name != span.name for outer in open_spans)
 
 
 def events_of(
