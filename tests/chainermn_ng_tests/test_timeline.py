@@ -37,16 +37,18 @@ class Watch(extension.Extension):
             self.seen.append(trainer.updater.iteration)
 
 
-def train(comm, folder, n_iterations=6, load_from=None, save_to=None, **timeline):
+def train(comm, folder, n_iterations=6, snapshots=None, **timeline):
     trainer = make_trainer(comm, folder, n_iterations)
     seen = []
     trainer.extend(Watch(comm.engine, seen))
     trainer.extend(Timeline(comm, **timeline))
-    if load_from is not None:
-        chainer.serializers.load_npz(load_from, trainer)
+    if snapshots is not None:
+        checkpointer = chainermn_ng.create_multi_node_checkpointer(
+            "run", comm, path=str(snapshots)
+        )
+        trainer.extend(checkpointer, trigger=(4, "iteration"))
+        checkpointer.maybe_load(trainer)
     trainer.run()
-    if save_to is not None:
-        chainer.serializers.save_npz(save_to, trainer)
     return trainer, seen
 
 
@@ -164,13 +166,13 @@ def test_every_rank_can_write_a_file_of_its_own(comm, tmp_path, double_buffering
     folder = shared_folder(comm, tmp_path)
     trainer = make_trainer(comm, folder, 5, double_buffering=double_buffering)
     trainer.extend(FlushGradients())
-    trainer.extend(Timeline(comm, 4, "t{rank}.json"))
+    trainer.extend(Timeline(comm, 2, "t{rank}.json"))
     trainer.run()
     comm.barrier()
     assert names_in(folder) == [f"t{rank}.json" for rank in range(comm.size)]
     content = load(folder / f"t{comm.rank}.json")
     header = content["otherData"]["chainermn_ng_timeline"]
-    ok = header["ranks"] == [comm.rank] and header["steps"] == [4]
+    ok = header["ranks"] == [comm.rank] and header["steps"] == [2]
     ok = ok and faults(content["traceEvents"]) == []
     ok = ok and len(spans_of(content["traceEvents"], "update", comm.rank)) == 1
     assert_all_ranks(comm, ok, f"{header}")
@@ -180,22 +182,21 @@ def test_every_rank_can_write_a_file_of_its_own(comm, tmp_path, double_buffering
 @pytest.mark.parallel([1, 2])
 def test_a_run_that_is_resumed_records_what_is_left(comm, tmp_path):
     folder = shared_folder(comm, tmp_path)
-    snapshot = folder / f"snapshot{comm.rank}.npz"
+    snapshots = folder / "snapshots"
     whole, _ = train(comm, folder / "whole", 6, steps=range(4, 7))
-    _, first = train(comm, folder / "one", 4, save_to=snapshot, steps=range(4, 7))
+    _, first = train(comm, folder / "one", 4, snapshots, steps=range(4, 7))
+    comm.barrier()
     header = load(folder / "one/timeline.json")["otherData"]["chainermn_ng_timeline"]
     # The run was over before the last of the steps.
-    assert header["steps"] == [4]
-    resumed, second = train(
-        comm, folder / "two", 6, load_from=snapshot, steps=range(4, 7)
-    )
+    assert header["steps"] == [2]
+    resumed, second = train(comm, folder / "two", 6, snapshots, steps=range(4, 7))
     events = events_in(comm, folder / "two/timeline.json")
     found = [e["args"]["step"] for e in spans_of(events, "forward", 0)]
     ok = (first, second, found) == ([4], [5, 6], [5, 6])
     same = state_of(resumed) == state_of(whole)
     assert_all_ranks(comm, ok and same, f"{first} {second} {found} {same}")
     # All of them are over: nothing is recorded, and nothing written.
-    _, third = train(comm, folder / "three", 6, load_from=snapshot, steps=range(1, 5))
+    _, third = train(comm, folder / "three", 6, snapshots, steps=range(1, 5))
     assert_all_ranks(comm, third == [], f"{third}")
     comm.barrier()
     assert "timeline.json" not in names_in(folder / "three")
