@@ -263,6 +263,7 @@ class Bench:
                 self._comm.size,
                 self._device.xp,
             )
+            work.fill()
         except (MemoryError, TypeError, ValueError) as failure:
             error = failure
         self._comm.agree(f"bench: arrays for {one}", error=error)
@@ -293,7 +294,7 @@ class Bench:
             bare.check(bare.run())
         except WrongResultError:
             raise
-        except (KeyError, TypeError, RuntimeError) as failure:
+        except (BufferError, KeyError, TypeError, RuntimeError) as failure:
             # mpi4py knows no such dtype, or the library does not add such numbers.
             return (
                 None,

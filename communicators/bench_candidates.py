@@ -111,15 +111,16 @@ def choose_candidates(
             raise ValueError(
                 f"none of the communicators {', '.join(known)} has an option {key!r}"
             )
+    merged = [
+        Candidate(
+            c.name,
+            {**{k: shared[k] for k in shared if k in known[c.name]}, **c.options},
+        )
+        for c in candidates
+    ]
     return [
         Candidate(REFERENCE),
-        *(
-            Candidate(
-                c.name,
-                {**{k: shared[k] for k in shared if k in known[c.name]}, **c.options},
-            )
-            for c in candidates
-        ),
+        *(c for i, c in enumerate(merged) if c not in merged[:i]),
     ]
 
 

@@ -151,7 +151,8 @@ def bench(**arguments: Any) -> int:
         )
     if comm.rank == 0:
         print_results(results, Console())
-    return 0 if results.recommended is not None else ranks.BAD_INPUT
+    is_missing = any(row.skipped for row in results.rows)
+    return ranks.BAD_INPUT if results.recommended is None and is_missing else 0
 
 
 def _settings(arguments: dict[str, Any]) -> Settings:
@@ -192,15 +193,13 @@ def measure(
         device, settings = _prepare_device(comm, kind, settings)
         whole = Bench(comm, settings, device)
     except ranks.SHARED_ERRORS as error:
-        ranks.leave(error, ranks.BAD_INPUT)
+        ranks.leave_together(error, ranks.BAD_INPUT)
     try:
         with progress_of(progress_mode if comm.rank == 0 else "off") as progress:
             results = whole.run(progress)
         _write_files(comm, results, json_path, plot_path)
     except ranks.SHARED_ERRORS as error:
-        if not hasattr(error, "is_told_elsewhere"):
-            raise  # this rank's alone
-        ranks.leave(error, ranks.FAILED)
+        ranks.leave_together(error, ranks.FAILED)
     return results
 
 

@@ -110,7 +110,7 @@ def header_lines(results: Results) -> list[str]:
 def footer_lines(results: Results) -> list[str]:
     """Return the recommendation, or that there is none."""
     if results.recommended is None:
-        return ["nothing was measured"]
+        return ["no communicator was measured"]
     n_loads = len({(row.load, row.nbytes) for row in results.rows})
     why = "the fastest" if n_loads == 1 else "the fastest over all loads"
     return [f"{why} here:", "", f"    {results.recommended}", ""]

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from communicators import __version__
+from communicators.call_place import look_through
 
 #: Command -> module and object. A command that needs no MPI does not wait for it.
 COMMANDS = {
@@ -57,6 +58,9 @@ def chainermn_ng() -> None:
 
 def run(args: list[str] | None) -> int:
     """Run the command that ``args`` name; return the exit status."""
+    # There is no program of the user's whose line an error could name.
+    for package in ("__main__", "click"):
+        look_through(package)
     try:
         status = chainermn_ng.main(
             args, prog_name="chainermn-ng", standalone_mode=False

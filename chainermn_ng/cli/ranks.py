@@ -61,18 +61,29 @@ def meet(
     """
     try:
         comm = communicators.create_communicator("naive")
+    except communicators.UnavailableError as failure:
+        click.echo(f"Error: {failure}", err=True)
+        raise SystemExit(BAD_INPUT) from failure
+    try:
         comm.agree("the command line", details, error=error)
     except SHARED_ERRORS as failure:
-        leave(failure, BAD_INPUT)
+        leave_together(failure, BAD_INPUT)
     return comm
 
 
-def leave(error: BaseException, status: int) -> NoReturn:
+def leave_together(error: BaseException, status: int) -> NoReturn:
     """Print an error that all ranks have, on one of them, and leave.
+
+    Args:
+        error: being handled; raised again if it is this rank's alone.
+        status: exit status.
 
     Raises:
         SystemExit: with ``status``.
     """
-    if not getattr(error, "is_told_elsewhere", False):
+    is_told_elsewhere = getattr(error, "is_told_elsewhere", None)
+    if is_told_elsewhere is None:
+        raise error
+    if not is_told_elsewhere:
         click.echo(f"Error: {error}", err=True)
-    raise SystemExit(status)
+    raise SystemExit(status) from error

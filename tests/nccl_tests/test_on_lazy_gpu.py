@@ -119,7 +119,7 @@ def test_one_launch_packs_a_bucket_and_one_unpacks_it(kernels, emulator):
 @pytest.mark.parametrize("n_ranks", [2, 3])
 def test_on_ranks(n_ranks, kernels, emulator):
     functions = ["array_collectives", "arrays_in_streams", "missing_arrays"]
-    functions += ["refusals", "split"]
+    functions += ["refusals", "split", "bench"]
     argv = joined([[function] for function in functions])
     succeeded(run(n_ranks, kernels, emulator, *argv), n_ranks)
 

@@ -312,6 +312,32 @@ def split(cp):
         part.finalize()
 
 
+def bench(cp):
+    """Communicators are compared on device arrays, and timed until these are done."""
+    from communicators import create_communicator
+    from communicators.bench import Bench, BenchDevice, Load, Settings
+    from communicators.bench_candidates import choose_candidates
+    from communicators.measuring import Timing
+
+    def n_waits():
+        return float(lazy_cupy.log.count("host waits for a stream"))
+
+    timing = Timing(1, 2, clock=n_waits).on_device(
+        lambda: cp.cuda.get_current_stream().synchronize()
+    )
+    candidates = choose_candidates(
+        ["flat", "pure_nccl", "multi_ring"], [f"nccl_binding={BINDING}"]
+    )
+    settings = Settings(candidates, [Load(4096)], timing=timing)
+    with create_communicator("naive", timeout_s=60) as comm:
+        rows = Bench(comm, settings, BenchDevice("gpu", cp)).run().rows
+    mpi, *others = rows
+    expect(mpi.skipped == "host memory only", mpi)
+    expect(len(others) == 3, others)
+    for row in others:
+        expect(row.skipped is None and min(row.times_s) >= 1.0, row)
+
+
 def left_open(cp):
     """A communicator that nobody finalizes is still there when the program ends."""
     from communicators import create_communicator
