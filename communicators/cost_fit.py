@@ -23,6 +23,8 @@ CONSTANTS = (
 #: of its effect on the times that is its own, in relative units (root mean square).
 _LEAST_EFFECT = 0.01
 _ROUNDS = 200
+#: Sum of squares of relative errors that nothing measured has.
+_EXACT = 1e-12
 
 
 class FitError(ValueError):
@@ -244,7 +246,7 @@ def _descend(
         trial = _residuals(start, measurements, names, x + move)
         trial_cost = float(trial @ trial)
         if trial_cost < cost:
-            is_done = cost - trial_cost <= 1e-12 * cost
+            is_done = cost - trial_cost <= 1e-9 * cost or trial_cost < _EXACT
             x, residuals, cost = x + move, trial, trial_cost
             damping = max(damping / 3, 1e-12)
             if is_done:

@@ -143,5 +143,12 @@ def fit_measured(
     """
     rows = [m for one in measured for m in one.measurements]
     ways = (False, True) if shared_memory is None else (shared_memory,)
-    fits = [fit_constants(replace(start, shared_memory=w), rows, fixed) for w in ways]
+    fits: list[Fit] = []
+    for way in ways:
+        try:
+            fits.append(fit_constants(replace(start, shared_memory=way), rows, fixed))
+        except FitError:
+            # The other way may do; the error of the last one is as good as any.
+            if way == ways[-1] and not fits:
+                raise
     return min(fits, key=lambda fit: fit.residual)

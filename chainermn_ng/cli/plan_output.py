@@ -18,6 +18,9 @@ from communicators.cost_fit import Fit
 from communicators.cost_model import Cluster
 from communicators.cost_search import Training
 
+#: A fit that misses its own rows by more than this is told to be poor.
+POOR_RESIDUAL = 0.2
+
 _TITLES = {
     "intra_latency_s": "latency in a host",
     "intra_bytes_s": "bandwidth in a host",
@@ -63,7 +66,7 @@ def show(
 
 def _describe(cluster: Cluster, load: Load) -> str:
     c = cluster
-    parts = [f"{c.hosts} hosts x {c.ranks_per_host} ranks"]
+    parts = [f"{c.hosts} x {c.ranks_per_host} ranks"]
     if c.ranks_per_host > 1:
         how = "common memory, " if c.shared_memory else ""
         parts.append(
@@ -95,6 +98,11 @@ def _show_fit(console: Console, fit: Fit) -> None:
         f"Residual {fit.residual:.1%} (root mean square of predicted / measured - 1); "
         f"worst {fit.worst_error:+.1%}: {row} on {worst.hosts}x{worst.ranks_per_host}"
     )
+    if fit.residual > POOR_RESIDUAL:
+        console.print(
+            "The model does not describe these rows well: measure again on quiet "
+            "machines, with more repetitions, before you trust what follows"
+        )
 
 
 def _whole_cluster(predictions: Sequence[Prediction], load: Load) -> Table:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import pathlib
 import sys
 
 import pytest
@@ -11,10 +12,12 @@ from click.testing import CliRunner
 from helpers.jobs import run_command
 
 from chainermn_ng.cli.group import chainermn_ng
-from communicators.bench_results import Results, Row, write_results
+from chainermn_ng.cli.measured_rows import fit_measured, read_measured
+from communicators.bench_results import Results, Row, read_results, write_results
 from communicators.cost_fit import Measurement
 from communicators.cost_model import Cluster
 from communicators.cost_presets import PRESETS
+from communicators.cost_search import Training
 
 CLUSTER = ["--hosts", "2", "--gpus-per-host", "4"]
 LINKS = ["--intra-bandwidth", "30GB/s", "--inter-bandwidth", "100Gbit/s"]
@@ -225,14 +228,24 @@ def test_files_of_several_shapes_are_fitted_together(tmp_path):
     assert len(fitted) == 4
 
 
+def test_a_poor_fit_is_told(tmp_path):
+    good = run("--from", write_bench(tmp_path / "good.json", "1x4"))
+    assert "does not describe" not in good.output
+    rows = read_results(tmp_path / "good.json").rows
+    noisy = [
+        dataclasses.replace(row, times_s=[row.time_s * (1 + 0.5 * (-1) ** i)])
+        for i, row in enumerate(rows)
+    ]
+    poor = run("--from", write_bench(tmp_path / "poor.json", "1x4", rows=noisy))
+    assert "does not describe these rows well" in poor.output
+
+
 def test_a_pretended_topology_is_told(tmp_path):
     bench = write_bench(tmp_path / "bench.json", n_real=1)
     assert "topology 2x2 was pretended" in run("--from", bench).output
 
 
 def test_rows_of_networks_count_in_buckets_and_chunks(tmp_path):
-    from chainermn_ng.cli.measured_rows import read_measured
-
     common = {"operation": "allreduce_arrays", "dtype": "float32", "times_s": (1.0,)}
     row = Row("flat", nbytes=4 * 25_557_032, load="resnet50", n_arrays=161, **common)
     rows = [
@@ -299,3 +312,40 @@ def test_it_starts_no_mpi():
     result = run_command([sys.executable, "-c", code])
     assert result.returncode == 0, result.output
     assert "Recommended" in result.stdout
+
+
+TWO_HOSTS = pathlib.Path(__file__).parents[1] / "data" / "bench_two_hosts.json"
+
+
+@pytest.mark.skipif(not TWO_HOSTS.exists(), reason=f"no {TWO_HOSTS.name} was measured")
+def test_the_model_foretells_a_training_on_two_hosts(tmp_path):
+    """Constants from single arrays, then the efficiency with a network's gradients.
+
+    The file is of two real hosts with two ranks each and links of 1 Gbit/s, with rows
+    of single arrays of several sizes and of a network, by several communicators.
+    """
+    results = read_results(TWO_HOSTS)
+    rows = [row for row in results.rows if row.operation == "allreduce_arrays"]
+    single = tmp_path / "single.json"
+    write_results(
+        single,
+        dataclasses.replace(results, rows=[row for row in rows if row.load is None]),
+    )
+    fit = fit_measured(
+        Cluster(2, 2, 1e9, 1e9, is_striped=False),
+        [read_measured(str(single))],
+        (),
+        None,
+    )
+    assert 0.8 * 125e6 < fit.cluster.inter_bytes_s < 1.05 * 125e6
+    network = tmp_path / "network.json"
+    write_results(
+        network, dataclasses.replace(results, rows=[row for row in rows if row.load])
+    )
+    measured = read_measured(str(network)).measurements
+    # As much computing as the fastest communicator needs: half of the time is lost.
+    training = Training(compute_s=min(one.seconds for one in measured))
+    for one in measured:
+        foretold = training.efficiency(one.model_s(fit.cluster), 4)
+        found = training.efficiency(one.seconds, 4)
+        assert foretold == pytest.approx(found, rel=0.1), one
