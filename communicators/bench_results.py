@@ -179,6 +179,27 @@ def best_row(rows: Sequence[Row]) -> Row | None:
     least multiples of the fastest at each load (the geometric mean); it must have been
     measured at all loads. The bare MPI library cannot be chosen, and does not count.
     """
+    ranking = _ranking(rows)
+    if not ranking:
+        return None
+    best, _ = ranking[0]
+    return next(row for row in rows if row.times_s and row.label == best)
+
+
+def nearly_best(rows: Sequence[Row], within: float = 0.05) -> list[str]:
+    """Return the labels of those that are not told apart from :func:`best_row`'s.
+
+    Args:
+        rows: of a measurement.
+        within: how much slower they are at most, as a part of the best one's time.
+    """
+    ranking = _ranking(rows)
+    limit = ranking[0][1] + math.log1p(within) if ranking else 0.0
+    return [label for label, log in ranking[1:] if log <= limit]
+
+
+def _ranking(rows: Sequence[Row]) -> list[tuple[str, float]]:
+    """Return labels and mean logarithms of their ratios to the fastest, best first."""
     by_load: dict[Any, list[Row]] = {}
     for row in rows:
         if row.communicator != REFERENCE and row.times_s:
@@ -188,13 +209,12 @@ def best_row(rows: Sequence[Row]) -> Row | None:
         fastest = min(row.time_s for row in same_load)
         for row in same_load:
             logs.setdefault(row.label, []).append(_log_ratio(row.time_s, fastest))
-    sums = {
-        label: sum(found) for label, found in logs.items() if len(found) == len(by_load)
-    }
-    if not sums:
-        return None
-    best = min(sums, key=sums.__getitem__)
-    return next(row for row in rows if row.times_s and row.label == best)
+    means = [
+        (label, sum(found) / len(found))
+        for label, found in logs.items()
+        if len(found) == len(by_load)
+    ]
+    return sorted(means, key=lambda item: item[1])
 
 
 def _log_ratio(time_s: float, fastest_s: float) -> float:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from communicators.bench_results import Results, Row
+from communicators.bench_results import Results, Row, nearly_best
 from communicators.byte_sizes import format_bytes
 
 COLUMNS = (
@@ -113,7 +113,11 @@ def footer_lines(results: Results) -> list[str]:
         return ["no communicator was measured"]
     n_loads = len({(row.load, row.nbytes) for row in results.rows})
     why = "the fastest" if n_loads == 1 else "the fastest over all loads"
-    return [f"{why} here:", "", f"    {results.recommended}", ""]
+    lines = [f"{why} here:", "", f"    {results.recommended}", ""]
+    others = nearly_best(results.rows)
+    if others:
+        lines.insert(1, f"(not more than 5 % slower: {', '.join(others)})")
+    return lines
 
 
 def print_results(results: Results, console: Console) -> None:

@@ -92,7 +92,7 @@ def test_calls_take_turns_and_those_that_warm_up_do_not_count(flat):
     timing = Timing(3, 5, 40.0, lambda: now[0])
     times = time_calls(flat, calls, timing, parts.append)
     assert times == [[1.0] * 5, [20.0] * 3]
-    assert "".join(made) == "ab" + "ababab" + "aaaa"
+    assert "".join(made) == "ab" + "abbaab" + "aaaa"
     assert parts[-1] == 1.0
     assert parts == sorted(parts)
 

@@ -11,6 +11,7 @@ from communicators.bench_results import (
     Results,
     Row,
     best_row,
+    nearly_best,
     read_results,
     script_line,
     write_results,
@@ -103,6 +104,14 @@ def test_the_best_is_the_fastest_of_one_load_but_never_the_bare_library():
     assert best_row(rows).communicator == "naive"
     assert best_row(rows[:1]) is None
     assert results(*rows[:1]).recommended is None
+
+
+def test_those_that_are_nearly_as_fast_are_told():
+    times = {"mpi": 1.0, "flat": 1.06, "naive": 1.04, "auto": 1.0, "multi_ring": 1.02}
+    rows = [row(name, (time_s,)) for name, time_s in times.items()]
+    assert best_row(rows).communicator == "auto"
+    assert nearly_best(rows) == ["multi_ring", "naive"]
+    assert nearly_best(rows[:1]) == []
 
 
 def test_the_best_of_several_loads_has_the_least_ratios():
