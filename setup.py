@@ -51,6 +51,8 @@ EXTRAS = {
     ],
     # On a machine with a GPU: nvcc builds the emulated NCCL whose ranks share it.
     "gpu-test": ["nvidia-cuda-nvcc>=13"],
+    # A peer in benchmarks/.
+    "bench": ["torch>=2.13"],
     "lint": [
         "codespell>=2.3",
         "mypy>=1.13",

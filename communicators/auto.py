@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from communicators.base import CommunicatorBase
 from communicators.devices.buffer import DeviceBuffer
@@ -11,6 +11,9 @@ from communicators.devices.device import FlatBuffer
 from communicators.registry import create_communicator
 from communicators.topology import Topology
 from communicators.transports.progress import Handle
+
+if TYPE_CHECKING:
+    from communicators.transports.group import Group
 
 _logger = logging.getLogger("chainermn_ng")
 
@@ -56,6 +59,9 @@ class AutoCommunicator(CommunicatorBase):
                 self.topology,
                 reason,
             )
+
+    def in_place_group(self) -> Group | None:
+        return self._inner.in_place_group()
 
     def start_all_reduce_flat(self, buffer: FlatBuffer, op: str) -> Handle:
         if isinstance(buffer, DeviceBuffer):

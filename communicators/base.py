@@ -32,7 +32,6 @@ from communicators.local_rank import local_rank, remember_local_rank
 from communicators.many_arrays import MAX_IN_FLIGHT, ManyArrays
 from communicators.nccl_side import GroupEntry, NcclSide
 from communicators.object_collectives import ObjectCollectives, ObjectOp
-from communicators.recording import Recorder
 from communicators.topology import (
     TOPOLOGY_VARIABLE,
     Topology,
@@ -41,9 +40,11 @@ from communicators.topology import (
 from communicators.transports import load
 
 if TYPE_CHECKING:
+    from communicators.recording import Recorder
     from communicators.transports.group import Group
     from communicators.transports.mpi import MpiTransport
     from communicators.transports.progress import Handle, Steps
+    from communicators.transports.same_host import SameHostTransport
 
 
 _P = ParamSpec("_P")
@@ -124,17 +125,18 @@ class CommunicatorBase:
         devices: where its arrays may be.
         nccl: what it does with NCCL.
         nccl_binding: the name of the binding.
-        recorder: is told when the parts of collectives begin and end; ``None``: nobody.
         is_debugging: whether the ranks compare more than they need to (see
             :mod:`communicators.debugging`); ``CHAINERMN_NG_DEBUG`` says it.
         real_host: number of the machine that this rank runs on, never pretended;
             counts the hosts of this communicator.
+        why_mpi_in_host: why ranks of one host reach each other by MPI and not
+            directly (see :mod:`communicators.transports.cross_memory`); ``None`` if
+            they do, or if nothing has been reduced yet.
     """
 
     name: str = ""
     device_types: tuple[str, ...] = ("cpu",)
     nccl_spans_hosts: bool = True
-    recorder: Recorder | None = None
 
     def __init__(
         self,
@@ -194,6 +196,8 @@ class CommunicatorBase:
         self._held: list[CommunicatorBase] = []
         self._n_started = 0
         self._world_ring: Group | None = None
+        self.why_mpi_in_host: str | None = None
+        self._recorder: Recorder | None = None
         real = Topology.from_names(messages.shared_memory_hosts(self.mpi_comm))
         self.real_host = real.inter_rank(self.rank)
         self.nccl = NcclSide(
@@ -350,7 +354,27 @@ class CommunicatorBase:
                 counts[label] = counts.get(label, 0) + sent
         return counts
 
+    @property
+    def recorder(self) -> Recorder | None:
+        """What is told how long the parts of operations take; see its class."""
+        return self._recorder
+
+    @recorder.setter
+    def recorder(self, recorder: Recorder | None) -> None:
+        self._recorder = recorder
+        for held in self._held:
+            held.recorder = recorder
+
     # -- for those who implement one ---
+
+    def in_place_group(self) -> Group | None:
+        """Return all ranks as one group, if nothing but the sum matters in it.
+
+        Then ``allreduce_arrays`` needs no buckets where the ranks reach each other's
+        memory. Collective, as :meth:`world_ring`; ``None``: :meth:`all_reduce_flat` is
+        what reduces, always.
+        """
+        return None
 
     @property
     def buffer_parts(self) -> int:
@@ -404,10 +428,24 @@ class CommunicatorBase:
         part = load("messages").split_mpi(self.mpi_comm, color, key)
         group: Group | None = None
         if part is not None:
-            group = load("group").Group(load("mpi").MpiTransport(part, label))
+            group = load("group").Group(
+                load("mpi").MpiTransport(part, label), self._same_host(part, label)
+            )
             self._groups.append(group)
         self.nccl.add_group(GroupEntry(group, label, color, key, lane, is_world))
         return group
+
+    def _same_host(self, part: Any, label: str) -> SameHostTransport | None:
+        """Connect a group's ranks directly if they share a host, pretended or not."""
+        mine = (self.real_host, self._topology.inter_rank(self.rank))
+        if len(set(part.allgather(mine))) > 1 or part.Get_size() == 1:
+            return None
+        try:
+            transport: SameHostTransport = load("same_host").connect(part, label)
+        except UnavailableError as reason:
+            self.why_mpi_in_host = str(reason)
+            return None
+        return transport
 
     def create_mpi_transport(
         self, label: str, color: int | None, key: int
@@ -432,6 +470,7 @@ class CommunicatorBase:
             on_devices: it reduces device buffers too.
         """
         self._held.append(inner)
+        inner.recorder = self._recorder
         if on_devices:
             self.nccl.lead(inner.nccl)
         return inner
@@ -445,7 +484,7 @@ class CommunicatorBase:
 
     def next_tag(self) -> int:
         """Return a tag for one operation on transports. Same order on all ranks."""
-        self._n_started = (self._n_started + 1) % load("mpi").N_TAGS
+        self._n_started += 1
         return self._n_started
 
     def start_steps(self, steps: Steps) -> Handle:

@@ -51,9 +51,9 @@ def pack(
                 continue
             target = buffer[start:stop].reshape(array.shape)
             if scale is None:
-                _cast(target, array)
+                cast(target, array)
             else:
-                _scale(target, array, scale)
+                multiply(target, array, scale)
         buffer[bucket.n_elems :] = zero
 
 
@@ -70,7 +70,7 @@ def unpack(bucket: Bucket, arrays: Sequence[Array | None], buffer: Array) -> Non
         for index, start, stop in _extents(bucket):
             array = arrays[index]
             if array is not None:
-                _cast(array, buffer[start:stop].reshape(array.shape))
+                cast(array, buffer[start:stop].reshape(array.shape))
 
 
 def _extents(bucket: Bucket) -> list[tuple[int, int, int]]:
@@ -78,21 +78,32 @@ def _extents(bucket: Bucket) -> list[tuple[int, int, int]]:
     return list(zip(bucket.indices, bounds[:-1], bounds[1:], strict=True))
 
 
-def _cast(target: Array, source: Array) -> None:
+def cast(target: Array, source: Array) -> None:
+    """Copy ``source`` into ``target``, cast as the module says. Equal shapes."""
     if _rounds_twice(source.dtype, target.dtype):
         _round_once(target, source, 1.0)
     else:
         np.copyto(target, source, casting="unsafe")
 
 
-def _scale(target: Array, source: Array, scale: float) -> None:
+def multiply(target: Array, source: Array, scale: float) -> None:
+    """Write ``source * scale`` into ``target``, cast as the module says.
+
+    Args:
+        target: may be ``source``.
+        source: of the same shape.
+        scale: the factor.
+
+    Raises:
+        TypeError: integers.
+    """
     kind = source.dtype.kind
     if kind in "biu":
         raise TypeError(f"pack: arrays of {source.dtype} cannot be scaled by {scale}")
     if kind == "c":
         # Not a complex product: an infinite part would turn the other into NaN.
-        _scale(target.real, source.real, scale)
-        _scale(target.imag, source.imag, scale)
+        multiply(target.real, source.real, scale)
+        multiply(target.imag, source.imag, scale)
     elif not is_real_float(source.dtype):
         np.multiply(source, scale, out=target, casting="unsafe")
     elif _rounds_twice(source.dtype, target.dtype):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from communicators.base import CommunicatorBase
 from communicators.devices.device import FlatBuffer
 from communicators.transports.progress import Handle, Steps
+
+if TYPE_CHECKING:
+    from communicators.transports.group import Group
 
 
 class HierarchicalCommunicator(CommunicatorBase):
@@ -30,6 +33,9 @@ class HierarchicalCommunicator(CommunicatorBase):
         self._inter = self.create_group(
             "inter", 0 if is_leader else None, self.inter_rank
         )
+
+    def in_place_group(self) -> Group | None:
+        return self._intra if self.inter_size == 1 else None
 
     def start_all_reduce_flat(self, buffer: FlatBuffer, op: str) -> Handle:
         return self.start_steps(self._all_reduce(buffer, op, self.next_tag()))

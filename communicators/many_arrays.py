@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -23,9 +24,11 @@ from communicators.dtypes import (
     wire_dtype,
 )
 from communicators.errors import CommunicatorError
+from communicators.transports import load
 
 if TYPE_CHECKING:
     from communicators.base import CommunicatorBase
+    from communicators.transports.same_host import SameHostTransport
 
 
 #: Buckets in flight at once. Bounds the memory beyond the arrays themselves.
@@ -44,7 +47,7 @@ class ManyArrays:
         self._comm = comm
         self._agreement = agreement
         self._digests: dict[Any, bytes] = {}
-        self._plans: dict[Any, list[Bucket]] = {}
+        self._plans: dict[Any, Any] = {}
 
     def allreduce(
         self,
@@ -70,6 +73,7 @@ class ManyArrays:
             error = failure
         present = [not isinstance(array, ArraySpec) for array in arrays]
         key = () if error else _key(names, arrays)
+        begun_ns = time.perf_counter_ns()
         union = self._agreement.check(
             f"{label}, {op}, on the wire {self._comm.allreduce_grad_dtype}",
             () if error else _LazyDetails(key),
@@ -79,12 +83,12 @@ class ManyArrays:
             shown=lambda: f"{len(key)} arrays",
         )
         assert union is not None
+        self._record("agreement", begun_ns, "communication")
         self._comm.nccl.open(device)
         sources: list[Any] = [
             array if here else None for array, here in zip(arrays, present, strict=True)
         ]
         scale = 1.0 / self._comm.size if op == "mean" else None
-        plan = self._plan(key, union, arrays, op, device)
         op = "sum" if op == "mean" else op
         with self._comm.nccl.working_on(device):
             results: list[Any] = [
@@ -93,7 +97,16 @@ class ManyArrays:
                 else source
                 for array, source, wanted in zip(arrays, sources, union, strict=True)
             ]
-            self._reduce(device, plan, sources, results, op, scale)
+            wire = self._wire(device, op)
+            group = None if device.uses_nccl else self._comm.in_place_group()
+            if group is not None and group.same_host is not None:
+                kept = [i for i, wanted in enumerate(union) if wanted]
+                self._reduce_in_place(
+                    group.same_host, key, kept, sources, results, wire, op, scale
+                )
+            elif group is None or group.size > 1 or _narrows(arrays, wire):
+                plan = self._plan(key, union, arrays, wire)
+                self._reduce(device, plan, sources, results, op, scale)
         return [
             array if here else result
             for array, here, result in zip(given, present, results, strict=True)
@@ -182,6 +195,44 @@ class ManyArrays:
         self._comm.start_steps(steps).wait()
         side.device.copy_from_host(host, buffer)
 
+    def _reduce_in_place(
+        self,
+        transport: SameHostTransport,
+        key: Any,
+        kept: Sequence[int],
+        sources: Sequence[Any],
+        results: Sequence[Any],
+        wire: np.dtype[Any] | None,
+        op: str,
+        scale: float | None,
+    ) -> None:
+        """Reduce the arrays where they are: no buckets, and nothing is packed."""
+        begun_ns = time.perf_counter_ns()
+        arrays = []
+        for i in kept:
+            if sources[i] is None:
+                results[i].fill(0)
+            arrays.append(np.ascontiguousarray(results[i]))
+        cache_key = (key, tuple(kept), wire)
+        plan = self._plans.get(cache_key)
+        if plan is None:
+            plan = load("host_arrays").ArraysPlan(
+                [(a.size, a.dtype, wire_dtype(a.dtype, wire)) for a in arrays],
+                transport.size,
+            )
+            self._keep_plan(cache_key, plan)
+        steps = transport.reduce_arrays(plan, arrays, op, scale, self._comm.next_tag())
+        self._comm.start_steps(steps).wait()
+        for i, array in zip(kept, arrays, strict=True):
+            if not np.shares_memory(array, results[i]):
+                np.copyto(results[i], array.reshape(results[i].shape))
+        self._record(
+            "reduce",
+            begun_ns,
+            "communication",
+            nbytes=sum(array.nbytes for array in arrays),
+        )
+
     def _reduce(
         self,
         device: Any,
@@ -192,26 +243,38 @@ class ManyArrays:
         scale: float | None,
     ) -> None:
         start = self._comm.start_all_reduce_flat
-        in_flight: deque[tuple[Bucket, Any, Any]] = deque()
+        in_flight: deque[tuple[int, Bucket, Any, Any, int]] = deque()
 
         def finish_first() -> None:
-            bucket, buffer, handle = in_flight.popleft()
+            number, bucket, buffer, handle, begun_ns = in_flight.popleft()
             handle.wait()
+            lane, about = f"bucket {number % MAX_IN_FLIGHT}", {"bucket": number}
+            self._record("flight", begun_ns, lane, nbytes=bucket.nbytes, **about)
+            begun_ns = time.perf_counter_ns()
             device.unpack(bucket, results, buffer)
+            self._record("unpack", begun_ns, "communication", **about)
             device.give_back(buffer)
 
-        for bucket in plan:
+        for number, bucket in enumerate(plan):
             if len(in_flight) == MAX_IN_FLIGHT:
                 finish_first()
             buffer = device.take(bucket.n_elems, bucket.dtype, self._comm.buffer_parts)
+            begun_ns = time.perf_counter_ns()
             device.pack(bucket, sources, buffer, scale)
+            self._record("pack", begun_ns, "communication", bucket=number)
+            begun_ns = time.perf_counter_ns()
             if device.uses_nccl:
                 handle: Any = start_reduction(self._comm, device, buffer, op, start)
             else:
                 handle = start(buffer, op)
-            in_flight.append((bucket, buffer, handle))
+            in_flight.append((number, bucket, buffer, handle, begun_ns))
         while in_flight:
             finish_first()
+
+    def _record(self, name: str, begun_ns: int, lane: str, **details: Any) -> None:
+        recorder = self._comm.recorder
+        if recorder is not None:
+            recorder.record(name, begun_ns, time.perf_counter_ns(), lane, **details)
 
     def _digest(self, key: Any) -> bytes:
         digest = self._digests.get(key)
@@ -221,24 +284,24 @@ class ManyArrays:
             digest = self._digests[key] = digest_of(list(_LazyDetails(key)))
         return digest
 
+    def _wire(self, device: Device, op: str) -> np.dtype[Any] | None:
+        """Return the dtype that the ranks have chosen for the wire, if any."""
+        if device.uses_nccl and op in ("max", "min"):
+            # Compared as integers, which NCCL has of 32 and 64 bits.
+            return None
+        return self._comm.allreduce_grad_dtype
+
     def _plan(
         self,
         key: Any,
         union: list[bool],
         arrays: Sequence[Any],
-        op: str,
-        device: Device,
+        wire: np.dtype[Any] | None,
     ) -> list[Bucket]:
-        wire = self._comm.allreduce_grad_dtype
-        if device.uses_nccl and op in ("max", "min"):
-            # Compared as integers, which NCCL has of 32 and 64 bits.
-            wire = None
         cache_key = (key, tuple(union), self._comm.bucket_bytes, wire)
-        plan = self._plans.get(cache_key)
+        plan: list[Bucket] | None = self._plans.get(cache_key)
         if plan is None:
-            if len(self._plans) >= _MAX_CACHED:
-                self._plans.clear()
-            plan = self._plans[cache_key] = plan_buckets(
+            plan = plan_buckets(
                 [
                     (
                         index,
@@ -250,7 +313,13 @@ class ManyArrays:
                 ],
                 self._comm.bucket_bytes,
             )
+            self._keep_plan(cache_key, plan)
         return plan
+
+    def _keep_plan(self, cache_key: Any, plan: Any) -> None:
+        if len(self._plans) >= _MAX_CACHED:
+            self._plans.clear()
+        self._plans[cache_key] = plan
 
 
 class _LazyDetails(Sequence[tuple[str, str]]):
@@ -283,12 +352,26 @@ def _as_arrays(
     names: Sequence[str], arrays: Sequence[Any], label: str
 ) -> Sequence[Any]:
     """Let GPU arrays of other packages be arrays of CuPy; leave specs alone."""
+    for name, array in zip(names, arrays, strict=True):
+        if isinstance(array, np.generic):
+            raise TypeError(
+                f"{label}: {name} is a scalar of NumPy, which cannot be written in "
+                "place; give an array of shape ()"
+            )
     return [
         array
         if isinstance(array, ArraySpec | np.ndarray)
         else as_array(array, f"{label}: {name}")
         for name, array in zip(names, arrays, strict=True)
     ]
+
+
+def _narrows(arrays: Sequence[Any], wire: np.dtype[Any] | None) -> bool:
+    """Tell whether the wire rounds some array."""
+    return any(
+        not np.can_cast(array.dtype, wire_dtype(array.dtype, wire), "safe")
+        for array in arrays
+    )
 
 
 def _default_names(arrays: Sequence[Any], names: Sequence[str] | None) -> Sequence[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from communicators.base import CommunicatorBase
 from communicators.devices.buffer import DeviceBuffer
@@ -17,6 +17,9 @@ from communicators.grid import (
 )
 from communicators.topology import default_dims, parse_dims
 from communicators.transports.progress import Finished, Handle
+
+if TYPE_CHECKING:
+    from communicators.transports.group import Group
 
 #: Below this size a chunk's latency costs more than its overlap gains.
 MIN_CHUNK_BYTES = 256 * 1024
@@ -74,6 +77,9 @@ class MultiRingCommunicator(CommunicatorBase):
         details = f"dims {self.dims}, n_chunks {n_chunks}"
         self.agree("create multi_ring", details, error=error)
         self._groups_by_dim = create_grid_groups(self, self.dims)
+
+    def in_place_group(self) -> Group | None:
+        return self._groups_by_dim[0] if len(self.dims) == 1 else None
 
     @property
     def buffer_parts(self) -> int:

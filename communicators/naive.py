@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from communicators.base import CommunicatorBase
 from communicators.devices.device import FlatBuffer
+
+if TYPE_CHECKING:
+    from communicators.transports.group import Group
 
 
 class NaiveCommunicator(CommunicatorBase):
@@ -23,6 +26,9 @@ class NaiveCommunicator(CommunicatorBase):
     def __init__(self, mpi_comm: Any = None, **options: Any) -> None:
         options.pop("bucket_bytes", None)
         super().__init__(mpi_comm, bucket_bytes=0, **options)
+
+    def in_place_group(self) -> Group | None:
+        return self.world_ring()
 
     def all_reduce_flat(self, buffer: FlatBuffer, op: str) -> None:
         steps = self.world_ring().all_reduce(buffer, op, self.next_tag())

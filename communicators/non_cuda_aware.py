@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from communicators.base import CommunicatorBase
 from communicators.devices.buffer import DeviceBuffer
 from communicators.devices.device import FlatBuffer, NcclDevice
 from communicators.dtypes import Array
 from communicators.transports.progress import Handle, Steps
+
+if TYPE_CHECKING:
+    from communicators.transports.group import Group
 
 
 class NonCudaAwareCommunicator(CommunicatorBase):
@@ -38,6 +41,9 @@ class NonCudaAwareCommunicator(CommunicatorBase):
         self.leaders = self.create_mpi_transport(
             "inter", 0 if is_leader else None, self.inter_rank
         )
+
+    def in_place_group(self) -> Group | None:
+        return self.intra if self.inter_size == 1 else None
 
     def start_all_reduce_flat(self, buffer: FlatBuffer, op: str) -> Handle:
         tag = self.next_tag()

@@ -15,28 +15,33 @@ from typing import Any, Protocol
 
 #: The thread that trains.
 MAIN_LANE = "main"
-#: What is on its way without a thread that works on it.
+#: What a communicator does.
 COMMUNICATION_LANE = "communication"
-#: What other threads do, as they record it for the main lane.
+#: What other threads record for the main lane.
 BACKGROUND_LANE = "background"
 
 
 class Recorder(Protocol):
-    """Takes the parts of collectives, from any thread."""
+    """Is told when the parts of an operation began and ended.
+
+    Set as ``recorder`` of a communicator. Called in the thread that works, between the
+    parts, so it should return soon.
+    """
 
     def record(
         self, name: str, start_ns: int, end_ns: int, lane: str, **details: Any
     ) -> None:
-        """Take one part that has ended.
+        """Take note of one part that has ended.
 
         Args:
-            name: what was done. Of the buckets of ``allreduce_arrays``: ``"pack"``,
-                ``"flight"`` and ``"unpack"``; ``"agreement"`` for the ranks' check.
+            name: ``"agreement"``, ``"pack"``, ``"flight"``, ``"unpack"`` (of a
+                bucket), ``"reduce"`` (of arrays in place).
             start_ns: when it began, by :func:`time.perf_counter_ns`.
-            end_ns: when it ended, by the same clock.
-            lane: what did it: :data:`MAIN_LANE`, :data:`COMMUNICATION_LANE`.
-            details: more to show, e.g. ``bucket`` (its number) and ``nbytes``; what
-                JSON can hold.
+            end_ns: when it ended.
+            lane: parts of one lane follow each other: ``"communication"``, and
+                ``"bucket 0"``, ``"bucket 1"``, ... for what is in flight at once;
+                ``"main"`` for what a training does besides.
+            details: such as ``bucket`` (its number) and ``nbytes``; what JSON can hold.
         """
 
 

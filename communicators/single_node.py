@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from communicators.base import CommunicatorBase
 from communicators.devices.device import FlatBuffer
 from communicators.errors import TopologyError
 from communicators.transports.progress import Handle
+
+if TYPE_CHECKING:
+    from communicators.transports.group import Group
 
 
 class SingleNodeCommunicator(CommunicatorBase):
@@ -32,6 +35,9 @@ class SingleNodeCommunicator(CommunicatorBase):
                     else ""
                 )
             )
+
+    def in_place_group(self) -> Group | None:
+        return self.world_ring()
 
     def start_all_reduce_flat(self, buffer: FlatBuffer, op: str) -> Handle:
         steps = self.world_ring().all_reduce(buffer, op, self.next_tag())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from communicators.base import CommunicatorBase
 from communicators.devices.device import FlatBuffer
@@ -10,6 +10,9 @@ from communicators.errors import TopologyError
 from communicators.grid import create_grid_groups, grid_all_reduce
 from communicators.topology import default_dims
 from communicators.transports.progress import Handle
+
+if TYPE_CHECKING:
+    from communicators.transports.group import Group
 
 
 class TwoDimensionalCommunicator(CommunicatorBase):
@@ -34,6 +37,9 @@ class TwoDimensionalCommunicator(CommunicatorBase):
             raise TopologyError(f"two_dimensional: {error}") from error
         dims = (self.topology.host_sizes[0], self.topology.n_hosts)
         self._groups_by_dim = create_grid_groups(self, dims, ("intra", "inter"))
+
+    def in_place_group(self) -> Group | None:
+        return self._groups_by_dim[0] if self.inter_size == 1 else None
 
     @property
     def buffer_parts(self) -> int:

@@ -1,4 +1,4 @@
-"""One group of ranks: host arrays move over MPI, device buffers over NCCL."""
+"""One group of ranks: host arrays move directly or by MPI, device buffers by NCCL."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from communicators.devices.buffer import DeviceBuffer
 from communicators.transports.mpi import MpiTransport
 from communicators.transports.progress import Steps
+from communicators.transports.same_host import SameHostTransport
 
 if TYPE_CHECKING:
     from communicators.transports.nccl import NcclTransport
@@ -20,15 +21,20 @@ class Group:
 
     Args:
         mpi: over an MPI communicator that nobody else uses.
+        same_host: among the same ranks, if they reach each other's memory.
 
     Attributes:
-        mpi: for host memory.
+        mpi: for host memory, if there is nothing faster.
+        same_host: for host memory, or ``None``.
         nccl (NcclTransport | None): for device buffers; there once the communicator
             has been used with such.
     """
 
-    def __init__(self, mpi: MpiTransport) -> None:
+    def __init__(
+        self, mpi: MpiTransport, same_host: SameHostTransport | None = None
+    ) -> None:
         self.mpi = mpi
+        self.same_host = same_host
         self.nccl: NcclTransport | None = None
 
     @property
@@ -49,18 +55,21 @@ class Group:
     @property
     def sent_bytes(self) -> int:
         """Bytes that this rank has sent in the group."""
-        return self.mpi.sent_bytes + (self.nccl.sent_bytes if self.nccl else 0)
+        transports = (self.mpi, self.same_host, self.nccl)
+        return sum(t.sent_bytes for t in transports if t is not None)
 
     def finalize(self) -> None:
         """Free the MPI communicator. Collective; safe to call twice."""
         self.mpi.finalize()
 
-    def transport_of(self, buffer: Any) -> MpiTransport | NcclTransport:
+    def transport_of(
+        self, buffer: Any
+    ) -> MpiTransport | SameHostTransport | NcclTransport:
         """Return the transport that takes ``buffer``."""
         if isinstance(buffer, DeviceBuffer):
             assert self.nccl is not None, f"{self.label}: NCCL has not been set up"
             return self.nccl
-        return self.mpi
+        return self.same_host or self.mpi
 
     def reduce_scatter(self, buffer: Any, op: str, tag: int) -> Steps:
         """See :meth:`MpiTransport.reduce_scatter`."""

@@ -66,7 +66,7 @@ class MpiTransport:
     ranks, and are changed in place. ``op`` is the name of a reduction; ``"mean"``
     adds, as the caller scales. Operations overlap, and each rank advances them in an
     order of its own: ``tag`` keeps their messages apart, so it differs between
-    operations in flight and is the same on all ranks.
+    operations in flight and is the same on all ranks. It may be any number from 0.
 
     Args:
         mpi_comm: mpi4py communicator that nobody else uses; freed by ``finalize``.
@@ -206,10 +206,10 @@ class MpiTransport:
 
     def _send(self, part: Array, dest: int, tag: int) -> list[Any]:
         self.sent_bytes += part.nbytes
-        return post_send(self._comm, as_bytes(part), dest, tag)
+        return post_send(self._comm, as_bytes(part), dest, tag % N_TAGS)
 
     def _recv(self, part: Array, source: int, tag: int) -> list[Any]:
-        return post_recv(self._comm, as_bytes(part), source, tag)
+        return post_recv(self._comm, as_bytes(part), source, tag % N_TAGS)
 
     def _take_scratch(self, nbytes: int) -> Array:
         for i, scratch in enumerate(self._scratch):

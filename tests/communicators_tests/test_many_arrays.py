@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from communicators_tests.conftest import TOPOLOGIES, create_or_refuse
 from helpers.ranks import assert_all_ranks
+from mpi4py import MPI
 
 from communicators import ArraySpec, MismatchError, create_communicator
 from communicators.registry import available_communicators
@@ -85,7 +86,9 @@ def test_mean_on_every_topology_is_the_same_bit_by_bit(name):
 @parallel
 @pytest.mark.parametrize("wire", ["float16", "float32", "float64"])
 def test_the_wire_dtype_halves_or_doubles_the_bytes_and_arrays_keep_theirs(wire):
-    with create_communicator("flat", allreduce_grad_dtype=wire) as comm:
+    # Between hosts: ranks of one host copy the arrays themselves.
+    apart = [f"host {r}" for r in range(MPI.COMM_WORLD.size)]
+    with create_communicator("flat", allreduce_grad_dtype=wire, topology=apart) as comm:
         arrays = [np.full(64 * comm.size, 1.5 + comm.rank, d) for d in ("f4", "f8")]
         comm.allreduce_arrays(arrays)
         mean = 1.5 + (comm.size - 1) / 2
@@ -209,3 +212,9 @@ def test_bcast_arrays_of_other_shapes_raise_on_all(flat):
     with pytest.raises(MismatchError, match=r"W: shape \(2,\) .* rank 0, shape \(3,\)"):
         flat.bcast_arrays([array], names=["W"])
     flat.barrier()
+
+
+@parallel
+def test_a_scalar_cannot_be_written_in_place(flat):
+    with pytest.raises(TypeError, match="b is a scalar of NumPy"):
+        flat.allreduce_arrays([np.zeros(2), np.float32(1)], names=["a", "b"])

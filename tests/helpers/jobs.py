@@ -115,6 +115,11 @@ def run_command(
         raise AssertionError(
             f"{' '.join(command)} did not end within {timeout_s} s\n{stdout}\n{stderr}"
         ) from None
+    except BaseException:
+        # Interrupted; in its own session, it would not hear of that.
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        raise
     return JobResult(process.returncode, stdout, stderr, time.monotonic() - start)
 
 

@@ -71,6 +71,7 @@ JOBS_TESTS = [
     "tests/jobs_tests",
     "tests/hosts_tests",
     "tests/gpu_tests",
+    "tests/benchmarks_tests",
     "tests/chainermn_ng_tests/test_double_buffering_jobs.py",
     "tests/chainermn_ng_tests/test_jobs_of_one_rank_missing.py",
     "tests/communicators_tests/test_ranks_that_stay_away.py",

@@ -1,0 +1,1 @@
+"""Measurements beside the peers: ``make bench``, or ``python -m benchmarks.run``."""

@@ -1,0 +1,96 @@
+"""Contenders take turns in the same jobs; ours are sifted first."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+
+from communicators import available_communicators
+from tests.helpers.hosts import VirtualHosts
+
+from benchmarks.jobs import run_program
+from benchmarks.results import slowest
+from benchmarks.settings import Settings
+
+#: Of ours, how many stay after the sifting.
+N_FINALISTS = 2
+Seconds = dict[str, list[float]]
+
+
+def our_candidates(settings: Settings, *, several_hosts: bool) -> list[str]:
+    """Return the communicators that compete for the best of ours."""
+    if settings.communicators:
+        return list(settings.communicators)
+    if settings.is_quick:
+        return ["auto", "flat"]
+    # The first averages nothing, the others are for GPUs.
+    unfit = {"dummy", "pure_nccl", "non_cuda_aware"}
+    if several_hosts:
+        unfit.add("single_node")
+    return [name for name in available_communicators() if name not in unfit]
+
+
+def reduce_in_turns(
+    contenders: Sequence[str],
+    gradients: str,
+    *,
+    rounds: int,
+    warmup: int = 2,
+    n_ranks: int,
+    hosts: VirtualHosts | None = None,
+    calls: int = 1,
+) -> Seconds:
+    """Run one job; return seconds a call by contender and round, slowest ranks'.
+
+    Args:
+        contenders: see ``programs/contenders.py``.
+        gradients: a set of ``gradient_shapes.py``.
+        rounds: in each, every contender has a turn.
+        warmup: rounds before these, which do not count.
+        n_ranks, hosts: see :func:`benchmarks.jobs.run_program`.
+        calls: how often it reduces in a turn.
+    """
+    args = ["--gradients", gradients, "--rounds", rounds, "--calls", calls]
+    args += ["--warmup", warmup, *contenders]
+    ranks = run_program("reduce.py", args, n_ranks=n_ranks, hosts=hosts)
+    return {name: slowest([rank[name] for rank in ranks]) for name in contenders}
+
+
+def contest(
+    settings: Settings,
+    ours: Sequence[str],
+    peers: Sequence[str],
+    gradients: str,
+    *,
+    n_ranks: int,
+    hosts: VirtualHosts | None = None,
+    calls: int = 1,
+    scale: float = 1.0,
+    pause: Callable[[], None] = lambda: None,
+) -> tuple[Seconds, list[str]]:
+    """Sift ours in a short job, then let the best and the peers take turns.
+
+    Args:
+        ours, peers: names of contenders.
+        scale: how many times the settings' rounds.
+        pause: called before, between and after the jobs.
+
+    Returns:
+        Seconds by contender over all jobs, and which of ours took part.
+    """
+    what = {"n_ranks": n_ranks, "hosts": hosts, "calls": calls}
+    finalists = [f"ours:{name}" for name in ours]
+    if len(finalists) > N_FINALISTS:
+        first = reduce_in_turns(finalists, gradients, rounds=3, **what)
+        finalists.sort(key=lambda name: statistics.median(first[name]))
+        finalists = finalists[:N_FINALISTS]
+    seconds: Seconds = {name: [] for name in [*finalists, *peers]}
+    rounds = settings.rounds_per_block(scale)
+    what["warmup"] = 1 if settings.is_quick else 2
+    for _ in range(settings.blocks):
+        pause()
+        job = reduce_in_turns([*finalists, *peers], gradients, rounds=rounds, **what)
+        for name, values in job.items():
+            seconds[name] += values
+    pause()
+    return seconds, finalists

@@ -1,0 +1,1 @@
+"""The rows of the comparison, one subject a file."""

@@ -1,0 +1,264 @@
+"""Flat buffers inside a group of ranks of one host, each rank reading the others'.
+
+A rank publishes the address of its buffer, waits until all have, and copies what it
+needs out of the other processes' memory. Nothing is copied into a buffer in between,
+and the ranks meet two to four times an operation, however large it is.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from communicators.dtypes import Array, ufunc_of
+from communicators.errors import CommunicatorError, UnavailableError
+from communicators.transports import cross_memory
+from communicators.transports.flags import Flags
+from communicators.transports.host_arrays import ArraysPlan, reduce_blocks
+from communicators.transports.mpi import part_bounds
+from communicators.transports.progress import Steps
+
+#: Bytes that are combined at a time: they stay in the second-level cache, and a call of
+#: the kernel is short beside what it copies.
+BLOCK_BYTES = 256 * 1024
+
+
+class SameHostTransport:
+    """One group of ranks that reach each other's memory.
+
+    The operations are those of :class:`communicators.transports.mpi.MpiTransport`, and
+    what is added up is added in the order of the ranks, wherever it lies in a buffer.
+
+    Args:
+        label: the group's name in counters.
+        flags: of the group.
+        processes: of the group's ranks.
+        rank: this process's number in the group.
+
+    Attributes:
+        sent_bytes (int): bytes that this rank has copied from or to the other ranks.
+    """
+
+    def __init__(
+        self,
+        label: str,
+        flags: Flags,
+        processes: Sequence[cross_memory.Process],
+        rank: int,
+    ) -> None:
+        self.label = label
+        self.rank = rank
+        self.size = len(processes)
+        self.sent_bytes = 0
+        self._flags = flags
+        self._processes = processes
+        self._scratch = np.empty(0, np.uint8)
+        # Numbers of operations are those of the caller's tags; a rank that gives the
+        # same tag to two phases goes on counting the stages.
+        self._stages: dict[int, int] = {}
+
+    # -- operations ------------------------------------------------------------------
+
+    def reduce_scatter(self, buffer: Array, op: str, tag: int) -> Steps:
+        """Reduce over the group; rank ``r`` ends with part ``r`` of the result.
+
+        The other parts of ``buffer`` are left as they are.
+
+        Returns:
+            ndarray: view of this rank's part.
+        Cost: 2 meetings; each rank copies (p-1)/p * nbytes.
+        """
+        start, stop = part_bounds(buffer.size, self.size, self.rank)
+        yield [self._meet(tag, buffer)]
+        addresses = self._flags.values(tag)
+        self._combine(buffer, start, stop, op, addresses)
+        yield [self._meet(tag)]
+        return buffer[start:stop]
+
+    def all_gather(self, buffer: Array, tag: int) -> Steps:
+        """Give every rank all parts, rank ``r`` having put part ``r`` in its place.
+
+        Cost: 2 meetings; each rank copies (p-1)/p * nbytes.
+        """
+        yield [self._meet(tag, buffer)]
+        addresses = self._flags.values(tag)
+        for rank in self._after_own():
+            start, stop = part_bounds(buffer.size, self.size, rank)
+            self._copy(buffer, start, stop, rank, addresses[rank])
+        yield [self._meet(tag)]
+
+    def all_reduce(self, buffer: Array, op: str, tag: int) -> Steps:
+        """Reduce over the group; every rank ends with the whole, bit-identical result.
+
+        Cost: 4 meetings; each rank copies 2(p-1)/p * nbytes.
+        """
+        yield from self.reduce_scatter(buffer, op, tag)
+        yield from self.all_gather(buffer, tag)
+
+    def reduce(self, buffer: Array, op: str, tag: int, root: int = 0) -> Steps:
+        """Reduce over the group; ``root`` ends with the result.
+
+        ``buffer`` holds partial results on the other ranks. All ranks reduce a part,
+        and the root collects them.
+
+        Cost: 4 meetings; each rank copies (p-1)/p * nbytes, the root twice that.
+        """
+        yield from self.reduce_scatter(buffer, op, tag)
+        yield [self._meet(tag, buffer)]
+        if self.rank == root:
+            addresses = self._flags.values(tag)
+            for rank in self._after_own():
+                start, stop = part_bounds(buffer.size, self.size, rank)
+                self._copy(buffer, start, stop, rank, addresses[rank])
+        yield [self._meet(tag)]
+
+    def broadcast(self, buffer: Array, tag: int, root: int = 0) -> Steps:
+        """Copy the root's buffer to all ranks.
+
+        Cost: 2 meetings; every rank but the root copies nbytes.
+        """
+        yield [self._meet(tag, buffer)]
+        if self.rank != root:
+            self._copy(buffer, 0, buffer.size, root, self._flags.values(tag)[root])
+        yield [self._meet(tag)]
+
+    def reduce_arrays(
+        self,
+        plan: ArraysPlan,
+        arrays: Sequence[Array],
+        op: str,
+        scale: float | None,
+        tag: int,
+    ) -> Steps:
+        """Reduce many arrays over the group, in place, as if they were one buffer.
+
+        Args:
+            plan: of the arrays, the same on all ranks.
+            arrays: C-contiguous ones.
+            op: name of the reduction.
+            scale: factor before the reduction, or ``None``.
+            tag: of the operation.
+        Cost: 2 meetings; each rank copies 2(p-1)/p * nbytes.
+        """
+        table = np.array([cross_memory.address_of(a) for a in arrays], np.uint64)
+        yield [self._meet(tag, table)]
+        tables = np.empty((self.size, table.size), np.uint64)
+        for rank, address in enumerate(self._flags.values(tag)):
+            self._processes[rank].read_into(tables[rank], address)
+        self.sent_bytes += reduce_blocks(
+            plan, arrays, tables, self._processes, self.rank, op, scale
+        )
+        yield [self._meet(tag)]
+
+    # -- parts -----------------------------------------------------------------------
+
+    def _meet(self, tag: int, array: Array | None = None) -> Any:
+        """Reach the operation's next stage; return what says whether all have."""
+        stage = self._stages.pop(tag, 0) + 1
+        while len(self._stages) > 4 * 64:
+            self._stages.pop(next(iter(self._stages)))
+        self._stages[tag] = stage
+        address = None if array is None else cross_memory.address_of(array)
+        self._flags.raise_own(tag, stage, address)
+        return self._flags.all_at(tag, stage)
+
+    def _after_own(self) -> list[int]:
+        """Return the other ranks, beginning behind this one: not all at one rank."""
+        return [(self.rank + i) % self.size for i in range(1, self.size)]
+
+    def _combine(
+        self,
+        buffer: Array,
+        start: int,
+        stop: int,
+        op: str,
+        addresses: Sequence[int],
+    ) -> None:
+        """Reduce ``buffer[start:stop]`` over all ranks, into this rank's buffer."""
+        ufunc, itemsize = ufunc_of(op), buffer.itemsize
+        step = max(1, BLOCK_BYTES // itemsize)
+        scratch = self._take_scratch(2 * min(step, stop - start), buffer.dtype)
+        # Infinities, and sums that become infinite, are for the caller to find.
+        with np.errstate(all="ignore"):
+            for at in range(start, stop, step):
+                own = buffer[at : min(at + step, stop)]
+                total, other = scratch[: own.size], scratch[step : step + own.size]
+                if step > stop - start:
+                    other = scratch[own.size : 2 * own.size]
+                left: Array | None = None
+                for rank in range(self.size):
+                    right = own
+                    if rank != self.rank:
+                        right = total if left is None else other
+                        source = addresses[rank] + at * itemsize
+                        self._processes[rank].read_into(right, source)
+                        self.sent_bytes += right.nbytes
+                    if left is None:
+                        left = right
+                        continue
+                    is_last = rank == self.size - 1
+                    out = own if is_last else total
+                    ufunc(left, right, out=out)
+                    left = out
+
+    def _copy(self, buffer: Array, start: int, stop: int, rank: int, at: int) -> None:
+        if stop > start:
+            part = buffer[start:stop]
+            self._processes[rank].read_into(part, at + start * buffer.itemsize)
+            self.sent_bytes += part.nbytes
+
+    def _take_scratch(self, n_elems: int, dtype: np.dtype[Any]) -> Array:
+        nbytes = n_elems * dtype.itemsize
+        if self._scratch.size < nbytes:
+            self._scratch = np.empty(nbytes, np.uint8)
+        return self._scratch[:nbytes].view(dtype)
+
+
+def connect(mpi_comm: Any, label: str) -> SameHostTransport:
+    """Make the transport of ranks that run on one host. Collective.
+
+    Args:
+        mpi_comm: mpi4py communicator of the group.
+        label: the group's name in counters.
+
+    Raises:
+        UnavailableError: they do not reach each other's memory; on all ranks, and the
+            text says why.
+    """
+    rank = mpi_comm.Get_rank()
+    reason = cross_memory.why_not()
+    if reason is None:
+        cross_memory.let_others_in()
+    flags = None
+    reasons = [text for text in mpi_comm.allgather(reason) if text]
+    if not reasons:
+        try:
+            flags = Flags.share(mpi_comm)
+        except (OSError, CommunicatorError) as error:
+            reason = f"no shared memory ({error})"
+        reasons = [text for text in mpi_comm.allgather(reason) if text]
+    if reasons:
+        raise UnavailableError(reasons[0])
+    assert flags is not None
+    token = np.random.default_rng(os.getpid()).integers(0, 1 << 62, 4)
+    told = mpi_comm.allgather((os.getpid(), cross_memory.address_of(token), token))
+    processes = [
+        cross_memory.Process(pid, f"rank {r} of the group {label}")
+        for r, (pid, _, _) in enumerate(told)
+    ]
+    # Those that cannot be reached may be in another container.
+    for process, (_, address, expected) in zip(processes, told, strict=True):
+        seen = np.empty_like(token)
+        try:
+            process.read_into(seen, address)
+            if not np.array_equal(seen, expected):
+                reason = "the ranks do not see each other's processes"
+        except CommunicatorError as error:
+            reason = str(error)
+    reasons = [text for text in mpi_comm.allgather(reason) if text]
+    if reasons:
+        raise UnavailableError(reasons[0])
+    return SameHostTransport(label, flags, processes, rank)
