@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import statistics
+from typing import Any
 
 import click
 from rich.table import Table
 
 from chainermn_ng.cli.bench_table import format_time
 from chainermn_ng.cli.plan_output import new_console
-from chainermn_ng.timeline.summary import RankSummary, Summary, summarise
+from chainermn_ng.timeline.summary import Summary, summarise
 from chainermn_ng.timeline.trace_files import (
     Trace,
     TraceError,
@@ -20,8 +21,8 @@ from chainermn_ng.timeline.trace_files import (
 )
 
 MERGED = "timeline-merged.json.gz"
-#: Of each phase's column: what a narrow terminal needs of a long name.
-_HEADINGS = {"before update": "before\nupdate", "after update": "after\nupdate"}
+#: More ranks than this are shown by the least, the median and the most of them.
+MAX_COLUMNS = 8
 
 
 @click.command()
@@ -80,28 +81,43 @@ def _show(trace: Trace, summary: Summary) -> None:
         f"({_ranges(header.steps)}): medians"
     )
     table = Table(title=title, title_justify="left")
-    table.add_column("rank", justify="right")
-    table.add_column("host")
-    headings = [_HEADINGS.get(name, name) for name in summary.phases]
-    for heading in ("step", *headings, "exposed", "buckets"):
+    table.add_column("phase")
+    are_few = len(summary.ranks) <= MAX_COLUMNS
+    headings = [f"rank {rank.rank}" for rank in summary.ranks]
+    for heading in headings if are_few else ("least", "median", "most"):
         table.add_column(heading, justify="right")
-    for rank in summary.ranks:
-        table.add_row(*_cells(rank, summary.phases))
+    for name, values in _lines(summary):
+        cells = [_cell(value) for value in values] if are_few else _spread(values)
+        table.add_row(name, *cells)
     console.print(table)
     for line in _remarks(trace, summary):
         click.echo(line)
 
 
-def _cells(rank: RankSummary, phases: list[str]) -> list[str]:
-    times = [rank.phases_s.get(name) for name in phases]
+def _lines(summary: Summary) -> list[tuple[str, list[Any]]]:
+    """Return name and value by rank; a float is seconds, a text itself."""
+    ranks = summary.ranks
     return [
-        str(rank.rank),
-        rank.host,
-        format_time(rank.step_s),
-        *("" if seconds is None else format_time(seconds) for seconds in times),
-        format_time(rank.exposed_s),
-        f"{rank.n_flights:g}",
+        *((name, [r.phases_s.get(name) for r in ranks]) for name in summary.phases),
+        ("step", [rank.step_s for rank in ranks]),
+        ("exposed", [rank.exposed_s for rank in ranks]),
+        ("buckets", [f"{rank.n_flights:g}" for rank in ranks]),
     ]
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else format_time(value)
+
+
+def _spread(values: list[Any]) -> list[str]:
+    known = [value for value in values if value is not None]
+    if isinstance(known[0], str):
+        known.sort(key=float)
+        return [known[0], known[len(known) // 2], known[-1]]
+    middle = statistics.median(known)
+    return [format_time(value) for value in (min(known), middle, max(known))]
 
 
 def _remarks(trace: Trace, summary: Summary) -> list[str]:

@@ -20,9 +20,13 @@ from communicators.recording import (
 
 #: Categories of events.
 STEP, WORK, COMMUNICATION = "step", "work", "communication"
+#: What another thread does: no work that the step waits for.
+BACKGROUND = "background"
 
-#: Spans by which ranks meet; all others are a rank's own work.
-COMMUNICATION_NAMES = frozenset({"agreement", "average", "flight", "pack", "unpack"})
+#: Spans by which ranks meet, whoever does it.
+COMMUNICATION_NAMES = frozenset(
+    {"agreement", "average", "flight", "pack", "reduce", "unpack"}
+)
 
 #: The time from the begin of a step to its first span, if that is a forward pass.
 DATA = "data"
@@ -50,10 +54,11 @@ class Step:
 
 
 def category_of(span: Span) -> str:
-    """Return :data:`COMMUNICATION` or :data:`WORK`."""
-    if span.lane != MAIN_LANE or span.name in COMMUNICATION_NAMES:
+    """Return :data:`WORK`, :data:`COMMUNICATION` or :data:`BACKGROUND`."""
+    if span.name in COMMUNICATION_NAMES:
         return COMMUNICATION
-    return WORK
+    by_lane = {MAIN_LANE: WORK, BACKGROUND_LANE: BACKGROUND}
+    return by_lane.get(span.lane, COMMUNICATION)
 
 
 def fill_gaps(step: Step, spans: Sequence[Span]) -> list[Span]:

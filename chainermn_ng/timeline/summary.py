@@ -13,7 +13,7 @@ from chainermn_ng.timeline.trace_files import Trace
 #: In which order phases are shown; others follow.
 _ORDER = (
     *("data", "before update", "forward", "backward", "average"),
-    *("agreement", "pack", "flight", "unpack", "update", "after update"),
+    *("agreement", "reduce", "pack", "flight", "unpack", "update", "after update"),
 )
 
 Interval = tuple[float, float]
