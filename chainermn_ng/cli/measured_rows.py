@@ -59,7 +59,9 @@ def read_measured(path: str) -> Measured:
             "ranks on every host"
         )
     found = tuple(
-        _measurement(row, topology) for row in results.rows if _is_for_model(row)
+        _measurement(row, topology, device)
+        for row in results.rows
+        if _is_for_model(row)
     )
     if not found:
         raise FitError(
@@ -84,7 +86,7 @@ def _is_for_model(row: Row) -> bool:
     )
 
 
-def _measurement(row: Row, topology: Topology) -> Measurement:
+def _measurement(row: Row, topology: Topology, device: str) -> Measurement:
     dtype = np.dtype(row.dtype)
     wire = wire_dtype(dtype, parse_wire_dtype(row.wire_dtype))
     nbytes = row.nbytes // dtype.itemsize * wire.itemsize
@@ -96,13 +98,15 @@ def _measurement(row: Row, topology: Topology) -> Measurement:
             if given is None
             else parse_dims(given, topology.size)
         )
+    # In one host the CPU's arrays are reduced where they are, without buckets.
+    is_in_place = device == "cpu" and topology.n_hosts == 1
     return Measurement(
         row.communicator,
         topology.n_hosts,
         topology.host_sizes[0],
         nbytes,
         row.time_s,
-        _n_pieces(row, dtype, wire),
+        1 if is_in_place else _n_pieces(row, dtype, wire),
         dims,
     )
 

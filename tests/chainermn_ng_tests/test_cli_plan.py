@@ -264,6 +264,9 @@ def test_rows_of_networks_count_in_buckets_and_chunks(tmp_path):
     assert ring.n_pieces == default.n_pieces
     assert ring.dims == (2, 2)
     assert half.nbytes * 2 == default.nbytes
+    # In one host nothing is packed.
+    one_host = write_bench(tmp_path / "one.json", "1x4", rows=[row])
+    assert read_measured(str(one_host)).measurements[0].n_pieces == 1
 
 
 @pytest.mark.parametrize(

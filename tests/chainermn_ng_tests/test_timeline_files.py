@@ -183,6 +183,18 @@ def test_files_of_ranks_become_one_trace_and_a_table(tmp_path):
     assert "Slowest: rank 1" in again.output
 
 
+def test_many_ranks_are_shown_by_the_least_and_the_most(tmp_path):
+    path = tmp_path / "t.json"
+    traces = [trace_of(rank, 9, compute_ms=20 + rank) for rank in range(9)]
+    write_trace(path, merge_traces(traces))
+    result = run(path)
+    lines = [line.split() for line in result.output.splitlines()]
+    forward = next(line for line in lines if "forward" in line)
+    numbers = [word for word in forward if word[0].isdigit()]
+    assert numbers == ["10.0", "12.0", "14.0"]
+    assert "Slowest: rank 8" in result.output
+
+
 def test_an_input_is_never_written(tmp_path):
     path = tmp_path / "t.json"
     write_trace(path, trace_of(0, 1))
