@@ -17,6 +17,7 @@ from chainermn_ng.extensions.replica_snapshots import (
     MultiNodeSnapshot,
     multi_node_snapshot,
 )
+from chainermn_ng.extensions.timeline import Timeline
 
 __all__ = [
     "AggregateObservations",
@@ -28,6 +29,7 @@ __all__ = [
     "MultiNodeEarlyStoppingTrigger",
     "MultiNodeSnapshot",
     "ObservationAggregator",
+    "Timeline",
     "create_multi_node_checkpointer",
     "create_multi_node_evaluator",
     "multi_node_snapshot",

@@ -159,7 +159,8 @@ class DoubleBufferingOptimizer(MultiNodeOptimizer):
     ) -> None:
         average.averages().put_into(parameters, self.zero_fill)
         average.keep()
-        self.actual_optimizer.update(None)
+        with self._recorded("update"):
+            self.actual_optimizer.update(None)
 
     def _take_failure(
         self, parameters: Sequence[tuple[str, chainer.Parameter]]
@@ -170,7 +171,8 @@ class DoubleBufferingOptimizer(MultiNodeOptimizer):
         """
         if self._in_flight is None:
             return None
-        error = self._in_flight.failure()
+        with self._recorded("average"):
+            error = self._in_flight.failure()
         if error is None:
             return self._in_flight.averages().misfit(parameters)
         self._replace_in_flight(None)

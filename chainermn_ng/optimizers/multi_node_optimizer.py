@@ -6,6 +6,7 @@ import copy
 import operator
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import chainer
@@ -32,6 +33,7 @@ from chainermn_ng.optimizers.samples import (
     warn_if_shards_differ,
 )
 from chainermn_ng.uncounted import uncounted_batch
+from communicators.recording import recorded_span
 
 _MAX_FORWARDS = 3
 
@@ -191,15 +193,21 @@ class MultiNodeOptimizer:
         """Average the gradients, of which this rank's part is ``share``; apply them."""
         actual = self.actual_optimizer
         settings = optimizer_state.describe_hyperparameters(actual, parameters)
-        mean_gradients(
-            self.communicator.engine,
-            parameters,
-            f"{self._label('mean of the gradients')} [{settings}]",
-            zero_fill=self.zero_fill,
-            loss_scale=actual._loss_scale,
-            share=share,
-        )
-        actual.update(None)
+        with self._recorded("average"):
+            mean_gradients(
+                self.communicator.engine,
+                parameters,
+                f"{self._label('mean of the gradients')} [{settings}]",
+                zero_fill=self.zero_fill,
+                loss_scale=actual._loss_scale,
+                share=share,
+            )
+        with self._recorded("update"):
+            actual.update(None)
+
+    def _recorded(self, name: str) -> AbstractContextManager[None]:
+        """Return a context whose duration a timeline shows, if one records."""
+        return recorded_span(self.communicator.engine.recorder, name)
 
     def _check_weights(
         self, parameters: Sequence[tuple[str, chainer.Parameter]]
@@ -224,7 +232,8 @@ class MultiNodeOptimizer:
         actual = self.actual_optimizer
         for n_left in reversed(range(_MAX_FORWARDS)):
             before = LinkAttributes(actual.target) if self._lazy else None
-            loss = lossfun(*args, **kwds)
+            with self._recorded("forward"):
+                loss = lossfun(*args, **kwds)
             if before is None or not self._settle():
                 break
             # The values that the loss was computed from are gone on some ranks.
@@ -240,7 +249,8 @@ class MultiNodeOptimizer:
         if weight is not None:
             # Before the backward pass, in which gradients travel between the ranks.
             loss = loss * weight
-        loss.backward(loss_scale=actual._loss_scale)
+        with self._recorded("backward"):
+            loss.backward(loss_scale=actual._loss_scale)
         if weight == 0:
             # They are zero, or the NaN of a loss over no samples.
             actual.target.cleargrads()
