@@ -228,9 +228,7 @@ class _Walk:
         inputs = function.inputs
         outputs = [reference() for reference in function.outputs]
         out_grads = tuple(
-            None
-            if y is None or y.creator_node is None
-            else self._grads.pop(y)
+            None if y is None or y.creator_node is None else self._grads.pop(y)
             for y in outputs
         )
         indexes = tuple(i for i, x in enumerate(inputs) if x.requires_grad)
@@ -291,9 +289,8 @@ def _hooks_of(function: chainer.FunctionNode) -> Sequence[Any]:
 
 def _leaves(function: chainer.FunctionNode) -> list[variable.VariableNode]:
     """Return the leaves among the inputs that ask for a gradient, each once."""
-    return list(
-        {x: None for x in function.inputs if x.requires_grad and x.creator_node is None}
-    )
+    asking = dict.fromkeys(x for x in function.inputs if x.requires_grad)
+    return [x for x in asking if x.creator_node is None]
 
 
 def _reachable(root: variable.VariableNode) -> Iterator[chainer.FunctionNode]:
@@ -302,11 +299,11 @@ def _reachable(root: variable.VariableNode) -> Iterator[chainer.FunctionNode]:
     while stack:
         function = stack.pop()
         yield function
-        for x in function.inputs:
-            if x.requires_grad and x.creator_node is not None:
-                if x.creator_node not in found:
-                    found.add(x.creator_node)
-                    stack.append(x.creator_node)
+        creators = [x.creator_node for x in function.inputs if x.requires_grad]
+        for creator in creators:
+            if creator is not None and creator not in found:
+                found.add(creator)
+                stack.append(creator)
 
 
 def _inputs_in_order(
@@ -315,7 +312,7 @@ def _inputs_in_order(
     """Yield the inputs that ask for a gradient, function by function."""
     queue.add(root.creator_node)
     while queue:
-        for x in queue.pop().inputs:
+        for x in dict.fromkeys(queue.pop().inputs):
             if x.requires_grad:
                 queue.add(x.creator_node)
                 yield x

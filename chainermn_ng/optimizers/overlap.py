@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, NamedTuple
 
 import chainer
 
@@ -39,6 +39,20 @@ def holds_back(function: chainer.FunctionNode) -> bool:
     return hides_parameters(function) or meets_by_nccl(function)
 
 
+class Options(NamedTuple):
+    """How gradients are averaged.
+
+    Attributes:
+        zero_fill: as in :func:`mean_gradients`.
+        loss_scale: by what the loss is multiplied.
+        share: this rank's part of the total.
+    """
+
+    zero_fill: bool
+    loss_scale: float | None
+    share: float | None
+
+
 class GroupedMean:
     """The average of one step's gradients, after the backward pass.
 
@@ -47,9 +61,7 @@ class GroupedMean:
         groups: initialised parameters with their paths, in the order in which the
             groups travel.
         label: returns what the ranks' agreement is told; called when it is needed.
-        zero_fill: as in :func:`mean_gradients`, as the following ones.
-        loss_scale: by what the loss is multiplied.
-        share: this rank's part of the total.
+        options: how they are averaged.
     """
 
     def __init__(
@@ -57,20 +69,12 @@ class GroupedMean:
         engine: communicators.CommunicatorBase,
         groups: Sequence[Parameters],
         label: Callable[[], str],
-        *,
-        zero_fill: bool,
-        loss_scale: float | None,
-        share: float | None,
+        options: Options,
     ) -> None:
         self._engine = engine
         self._groups = groups
         self._label = label
-        self._loss_scale = loss_scale
-        self._options: dict[str, Any] = {
-            "zero_fill": zero_fill,
-            "loss_scale": loss_scale,
-            "share": share,
-        }
+        self._options = options
 
     def backward(self, loss: chainer.Variable, is_counted: bool = True) -> None:
         """Compute the gradients.
@@ -80,7 +84,7 @@ class GroupedMean:
             is_counted: whether they are this rank's part of the average; if not, the
                 pass only serves the other ranks, and leaves no gradient.
         """
-        loss.backward(loss_scale=self._loss_scale)
+        loss.backward(loss_scale=self._options.loss_scale)
         if not is_counted:
             self._clear()
 
@@ -93,7 +97,9 @@ class GroupedMean:
         """
         label = self._label()
         if len(self._groups) == 1:
-            mean_gradients(self._engine, self._groups[0], label, **self._options)
+            mean_gradients(
+                self._engine, self._groups[0], label, **self._options._asdict()
+            )
             return
         # Groups are averaged in place: no two gradients may share memory.
         error = _own_all([item for group in self._groups for item in group])
@@ -101,7 +107,7 @@ class GroupedMean:
         try:
             for number, group in enumerate(self._groups):
                 part = part_label(label, number, len(self._groups))
-                mean_gradients(self._engine, group, part, **self._options)
+                mean_gradients(self._engine, group, part, **self._options._asdict())
         except BaseException:
             # Some are averages by now, others are not.
             self._clear()
@@ -120,19 +126,19 @@ class OverlappedMean(GroupedMean):
     Everything but the making of this is collective on the background's communicator.
 
     Args:
-        engine: as in :class:`GroupedMean`, as all others.
+        engine: as in :class:`GroupedMean`, as the next three.
         background: does the work.
     """
 
     def __init__(
         self,
         engine: communicators.CommunicatorBase,
-        background: Background,
         groups: Sequence[Parameters],
         label: Callable[[], str],
-        **options: Any,
+        options: Options,
+        background: Background,
     ) -> None:
-        super().__init__(engine, groups, label, **options)
+        super().__init__(engine, groups, label, options)
         self._background = background
         self._text = label()
         self._futures: list[Future[None]] = []
@@ -166,7 +172,7 @@ class OverlappedMean(GroupedMean):
             backward(
                 loss,
                 self._note_final if is_counted else _forget,
-                loss_scale=self._loss_scale,
+                loss_scale=self._options.loss_scale,
                 holds=holds_back,
             )
         except BaseException as error:
@@ -213,7 +219,7 @@ class OverlappedMean(GroupedMean):
 
     def _start_next(self) -> None:
         number, background = self._n_started, self._background
-        group, options = self._groups[number], self._options
+        group, options = self._groups[number], self._options._asdict()
         label = part_label(self._text, number, len(self._groups))
         # The arrays say on which device; some ranks may lack all the gradients.
         order = DeviceOrder([parameter.raw_array for _, parameter in group])
@@ -253,9 +259,9 @@ class OverlappedMean(GroupedMean):
 
     def _changed(self) -> RuntimeError | None:
         """Return an error if a gradient is another one than was handed over."""
-        for group in self._groups[: self._n_started]:
+        for group in self._groups:
             for name, parameter in group:
-                grad = self._final[id(parameter)]
+                grad = self._final.get(id(parameter))
                 if grad is not None and gradient_of(parameter) is not grad:
                     return RuntimeError(
                         f"{self._text}: the gradient of {name} was changed in the "
