@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import copy
-import operator
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import chainer
-import numpy as np
 from chainer.serializer import Deserializer
 
 from chainermn_ng.communicators import ChainerCommunicator
@@ -30,6 +28,7 @@ from chainermn_ng.optimizers.overlap import GroupedMean, Options, OverlappedMean
 from chainermn_ng.optimizers.overlap_plan import Planner
 from chainermn_ng.optimizers.same_weights import check_same_weights
 from chainermn_ng.optimizers.samples import (
+    share_of_samples,
     warn_if_batch_exceeds_shard,
     warn_if_shards_differ,
 )
@@ -339,22 +338,11 @@ class MultiNodeOptimizer:
 
     def _share(self, args: Any, kwds: Any) -> float | None:
         """Return this rank's part of all samples, if they are to be counted."""
-        if self._count_samples is None:
+        count = self._count_samples
+        if count is None:
             return None
-        comm = self.communicator
         label = self._label("count the samples")
-        try:
-            n_samples = operator.index(self._count_samples(*args, **kwds))
-            if n_samples < 0:
-                raise ValueError(f"count_samples returned {n_samples}")
-        except Exception as error:
-            comm.engine.agree(label, error=error)
-            raise
-        comm.engine.agree(label)
-        total = int(comm.allreduce(np.array(n_samples, np.int64)))
-        if total == 0:
-            raise ValueError(f"{label}: no rank has any")
-        return n_samples / total
+        return share_of_samples(self.communicator, label, lambda: count(*args, **kwds))
 
     # -- what the ranks compare, and tell ---------------------------------------------
 

@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 import chainer
+from chainer.backends import cuda
 
 import communicators
 from chainermn_ng.backward import backward, hides_parameters
@@ -20,23 +21,19 @@ from communicators.devices.host import nccl_takes_host_memory
 Parameters = Sequence[tuple[str, chainer.Parameter]]
 
 
-def meets_by_nccl(function: chainer.FunctionNode) -> bool:
-    """Tell whether a function's backward pass is collective and may use NCCL.
+def go_by_nccl(parameters: Parameters) -> bool:
+    """Tell whether the arrays of a model travel by NCCL."""
+    if nccl_takes_host_memory():
+        return True
+    return any(isinstance(p.raw_array, cuda.ndarray) for _, p in parameters)
 
-    Two NCCL communicators of one process must not be used in different orders on
-    different ranks, which nobody can promise for one that a thread uses meanwhile.
-    Functions that are collective have a true attribute ``meets_other_ranks``.
+
+def is_collective(function: chainer.FunctionNode) -> bool:
+    """Tell whether a function's backward pass meets other ranks.
+
+    Such functions have an attribute ``meets_other_ranks`` that is true.
     """
-    if not getattr(function, "meets_other_ranks", False):
-        return False
-    arrays = [node.data for node in function.inputs]
-    is_on_device = any(isinstance(a, chainer.backends.cuda.ndarray) for a in arrays)
-    return is_on_device or nccl_takes_host_memory()
-
-
-def holds_back(function: chainer.FunctionNode) -> bool:
-    """Tell whether no group may start while a function is still to come."""
-    return hides_parameters(function) or meets_by_nccl(function)
+    return getattr(function, "meets_other_ranks", False)
 
 
 class Options(NamedTuple):
@@ -123,11 +120,15 @@ class OverlappedMean(GroupedMean):
     """The average of one step's gradients, during the backward pass.
 
     A group starts when its last gradient is final and those before it have started.
-    Everything but the making of this is collective on the background's communicator.
+    Making this is collective: the ranks agree on what they are about to average.
+    From then on they are together; whoever fails tells the others.
 
     Args:
         engine: as in :class:`GroupedMean`, as the next three.
         background: does the work.
+
+    Raises:
+        MismatchError: the ranks differ in labels or parameters; on all of them.
     """
 
     def __init__(
@@ -148,18 +149,14 @@ class OverlappedMean(GroupedMean):
             for number, group in enumerate(groups)
             for _, parameter in group
         }
+        self._by_nccl = any(map(go_by_nccl, groups))
         self._n_missing = [len(group) for group in groups]
         self._n_started = 0
         # Gradients that are with the background.
         self._final: dict[int, Any] = {}
-        wire_dtype, details = engine.allreduce_grad_dtype, describe(groups)
-
-        def agree() -> None:
-            background.engine.allreduce_grad_dtype = wire_dtype
-            background.engine.agree(self._text, details)
-
-        # Before anything is averaged: later a difference would be found too late.
-        self._submit(agree)
+        # Here and now: a rank that is elsewhere is found where the others look for it,
+        # and before anything is averaged.
+        engine.agree(self._text, describe(groups))
 
     def backward(self, loss: chainer.Variable, is_counted: bool = True) -> None:
         """Compute the gradients, and start groups meanwhile.
@@ -173,7 +170,7 @@ class OverlappedMean(GroupedMean):
                 loss,
                 self._note_final if is_counted else _forget,
                 loss_scale=self._options.loss_scale,
-                holds=holds_back,
+                holds=self._holds_back,
             )
         except BaseException as error:
             self._abandon(error)
@@ -185,8 +182,7 @@ class OverlappedMean(GroupedMean):
         """Start the groups that have not been, and wait for all. Collective.
 
         Raises:
-            MismatchError: as in :class:`GroupedMean`.
-            RankFailedError, ...: the backward pass of another rank has failed.
+            RankFailedError, ...: another rank has failed since; no gradient is left.
         """
         error = self._changed() or _own_all(
             [
@@ -206,6 +202,16 @@ class OverlappedMean(GroupedMean):
             self._clear()
             raise self._error
 
+    def _holds_back(self, function: chainer.FunctionNode) -> bool:
+        """Tell whether no group may start while a function is still to come.
+
+        Two NCCL communicators of one process must be used in the same order on all
+        ranks, which nobody can promise of two threads.
+        """
+        if hides_parameters(function):
+            return True
+        return self._by_nccl and is_collective(function)
+
     def _note_final(self, parameter: chainer.Parameter) -> None:
         number = self._group_of.get(id(parameter))
         if number is None:
@@ -223,8 +229,10 @@ class OverlappedMean(GroupedMean):
         label = part_label(self._text, number, len(self._groups))
         # The arrays say on which device; some ranks may lack all the gradients.
         order = DeviceOrder([parameter.raw_array for _, parameter in group])
+        wire_dtype = self._engine.allreduce_grad_dtype
 
         def average() -> None:
+            background.engine.allreduce_grad_dtype = wire_dtype
             with order.on_side_stream():
                 mean_gradients(background.engine, group, label, **options)
             # A device that was waited for may have been set free by an abort.
@@ -247,9 +255,10 @@ class OverlappedMean(GroupedMean):
     def _abandon(self, error: BaseException) -> None:
         """Tell the other ranks, where they wait for the next group, of an error."""
         engine = self._background.engine
-        label = part_label(self._text, self._n_started, len(self._groups))
+        label = f"{self._text}, backward pass"
         self._submit(lambda: engine.agree(label, error=error))
-        if isinstance(error, Exception):
+        is_lost = isinstance(error, communicators.CommunicationTimeoutError)
+        if isinstance(error, Exception) and not is_lost:
             self._wait()
             self._clear()
 

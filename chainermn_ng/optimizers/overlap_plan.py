@@ -6,14 +6,13 @@ import logging
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import chainer
 
 from chainermn_ng.backward import functions_of, order_of_completion
 from chainermn_ng.communicators import ChainerCommunicator
 from chainermn_ng.optimizers.gradient_groups import LAST_PART, cut_into_groups
-from chainermn_ng.optimizers.overlap import Parameters, meets_by_nccl
+from chainermn_ng.optimizers.overlap import Parameters, go_by_nccl, is_collective
 
 _logger = logging.getLogger("chainermn_ng")
 
@@ -47,16 +46,16 @@ class Told:
         order: indices of the parameters that its backward pass reaches, in the order of
             their completion; ``None`` if it has no graph.
         thread_level: of its MPI.
-        meets_by_nccl: whether its backward pass is collective, over NCCL.
-        is_on_device: whether the parameters are.
+        by_nccl: whether the gradients travel by NCCL.
+        is_collective: whether the backward pass itself meets other ranks.
         host: number of its machine.
         cores: bits of those that it may run on.
     """
 
     order: tuple[int, ...] | None
     thread_level: str
-    meets_by_nccl: bool
-    is_on_device: bool
+    by_nccl: bool
+    is_collective: bool
     host: int
     cores: int
 
@@ -175,9 +174,9 @@ def reason_against(table: Sequence[Told], n_groups: int, n_hosts: int) -> str | 
     levels = {entry.thread_level for entry in table} - {"multiple"}
     if levels:
         return f"MPI was started with MPI_THREAD_{min(levels).upper()}"
-    if any(entry.meets_by_nccl for entry in table):
+    if any(entry.by_nccl and entry.is_collective for entry in table):
         return "the backward pass itself is collective, over NCCL"
-    if all(entry.is_on_device for entry in table) or n_hosts > 1:
+    if all(entry.by_nccl for entry in table) or n_hosts > 1:
         return None
     # Within one host the averaging is work for the cores that compute the gradients.
     for host in {entry.host for entry in table}:
@@ -198,19 +197,14 @@ def _told(
         index = {id(parameter): i for i, (_, parameter) in enumerate(parameters)}
         found = (index.get(id(leaf)) for leaf in order_of_completion(loss))
         order = tuple(i for i in found if i is not None) or None
-    arrays = [parameter.raw_array for _, parameter in parameters]
     return Told(
         order=order,
         thread_level=comm.engine.thread_level,
-        meets_by_nccl=any(map(meets_by_nccl, functions_of(loss))),
-        is_on_device=any(_is_on_device(array) for array in arrays),
+        by_nccl=go_by_nccl(parameters),
+        is_collective=any(map(is_collective, functions_of(loss))),
         host=comm.engine.real_host,
         cores=_cores(),
     )
-
-
-def _is_on_device(array: Any) -> bool:
-    return isinstance(array, chainer.backends.cuda.ndarray)
 
 
 def _cores() -> int:
