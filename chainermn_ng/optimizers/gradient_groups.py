@@ -1,13 +1,13 @@
 """Which gradients travel together while the backward pass goes on, and whose they are.
 
 The numbers: a group should be large enough that what it costs beside its bytes (a
-meeting of the ranks, the hand-over to a thread: some tenths of a millisecond) does not
-count, and it cannot start before its last gradient is final. 16 MiB fill the four
-buckets that a communicator has in flight, and are some tenths of a second on
-1 Gbit/s. What is still to be sent when the backward pass ends is what the step waits
-for: at least the last group. So this one has 1/16 of that, 1 MiB, and the groups before
-it have twice as much each, up to the full size: while one of them travels, the rest of
-the backward pass makes the next one.
+meeting of the ranks, the hand-over to a thread, some tenths of a millisecond) does not
+count: 16 MiB take a tenth of a second on 1 Gbit/s, and fill the four buckets that a
+communicator has in flight. But a group cannot start before its last gradient is final,
+so the link has nothing to do before the first group is there; and when the backward
+pass ends, the step waits for the last group at least. So the first and the last one
+have 1/16 of that, 1 MiB, and each has twice as much as its neighbour, from both ends up
+to the full size.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from chainermn_ng.communicators.parameters import gradient_of, set_gradient
 
 #: Largest group, in bytes of gradients.
 DEFAULT_OVERLAP_BYTES = 16 * 1024 * 1024
-#: The last group has this part of it.
-LAST_PART = 16
+#: The first and the last group have this part of it.
+SMALLEST_PART = 16
 
 
 def cut_into_groups(nbytes: Sequence[int], overlap_bytes: int) -> list[list[int]]:
@@ -34,24 +34,39 @@ def cut_into_groups(nbytes: Sequence[int], overlap_bytes: int) -> list[list[int]
 
     Args:
         nbytes: of each array.
-        overlap_bytes: no group is larger, unless it is a single array; the last one has
-            at most 1/16 of it, each one before at most twice as much as the next.
+        overlap_bytes: no group is larger, unless it is a single array; the first and
+            the last one have at most 1/16 of it, the next ones at most 2/16, and so on.
 
     Returns:
         list[list[int]]: indices, ascending throughout; no group is empty.
     """
+    total, before, middle = sum(nbytes), 0, 0
+    while middle < len(nbytes) and 2 * (before + nbytes[middle]) <= total:
+        before += nbytes[middle]
+        middle += 1
+    first_half = _growing_groups(range(middle), nbytes, overlap_bytes)
+    second_half = _growing_groups(
+        range(len(nbytes) - 1, middle - 1, -1), nbytes, overlap_bytes
+    )
+    return first_half + [group[::-1] for group in reversed(second_half)]
+
+
+def _growing_groups(
+    indices: Sequence[int], nbytes: Sequence[int], overlap_bytes: int
+) -> list[list[int]]:
+    """Cut some of the arrays into groups of which each may have twice as much."""
     groups: list[list[int]] = []
-    limit, total = overlap_bytes // LAST_PART, 0
-    for index in reversed(range(len(nbytes))):
+    limit, total = overlap_bytes / SMALLEST_PART, 0
+    for index in indices:
         if groups and total + nbytes[index] <= limit:
             groups[-1].append(index)
             total += nbytes[index]
             continue
         if groups:
-            limit = min(2 * limit, overlap_bytes) if limit else overlap_bytes
+            limit = min(2 * limit, overlap_bytes)
         groups.append([index])
         total = nbytes[index]
-    return [group[::-1] for group in reversed(groups)]
+    return groups
 
 
 def own_gradient(parameter: chainer.Parameter) -> Any:

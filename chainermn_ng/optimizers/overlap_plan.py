@@ -11,7 +11,7 @@ import chainer
 
 from chainermn_ng.backward import functions_of, order_of_completion
 from chainermn_ng.communicators import ChainerCommunicator
-from chainermn_ng.optimizers.gradient_groups import LAST_PART, cut_into_groups
+from chainermn_ng.optimizers.gradient_groups import SMALLEST_PART, cut_into_groups
 from chainermn_ng.optimizers.overlap import Parameters, go_by_nccl, is_collective
 
 _logger = logging.getLogger("chainermn_ng")
@@ -105,7 +105,7 @@ class Planner:
         if self._plan is None or self._plan.names != names:
             # A model of one group needs no order.
             nbytes = sum(parameter.raw_array.nbytes for _, parameter in parameters)
-            if comm.size == 1 or nbytes <= self.overlap_bytes // LAST_PART:
+            if comm.size == 1 or nbytes <= self.overlap_bytes // SMALLEST_PART:
                 self._plan = Plan(names, (names,))
             else:
                 self._plan = self._made(comm, parameters, loss, label)

@@ -263,6 +263,25 @@ def test_groups_have_arrived_before_the_backward_pass_ends(comm):
 
 
 @pytest.mark.parallel([2, 3])
+def test_what_the_backward_pass_still_reads_is_not_averaged(comm):
+    """The gradient of a sum is that of both its inputs: one array, read once more."""
+    found = []
+    for overlap in (True, False):
+        model = Deep(0)
+        with model.init_scope():
+            model.shift = chainer.Parameter(np.zeros((12 // comm.size, 8), "f"))
+
+        def loss(x, t, model=model):
+            return F.softmax_cross_entropy(model.l5(model.l1(x) + model.shift), t)
+
+        options = {"overlap": overlap, "overlap_bytes": 1}
+        with AtTheBottom(model, lambda: _background(comm).wait_in_flight()):
+            optimizer = trained(comm, DATA, model=model, loss=loss, **options)
+        found.append(bits(optimizer))
+    assert_all_ranks(comm, found[0] == found[1], f"{found}")
+
+
+@pytest.mark.parallel([2, 3])
 @pytest.mark.parametrize("overlap", [True, False])
 def test_collectives_of_a_step(comm, overlap):
     """The ranks meet once for the step, and once for each group."""
