@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from communicators import available_communicators
 from tests.helpers.hosts import VirtualHosts
@@ -12,7 +12,7 @@ from benchmarks.jobs import run_program
 from benchmarks.results import slowest
 from benchmarks.settings import Settings
 
-#: Of ours, how many stay after the sifting.
+#: Of ours, how many stay after the sifting; the default always does.
 N_FINALISTS = 2
 Seconds = dict[str, list[float]]
 
@@ -56,6 +56,13 @@ def reduce_in_turns(
     return {name: slowest([rank[name] for rank in ranks]) for name in contenders}
 
 
+def best_of(seconds: Mapping[str, Sequence[float]]) -> list[str]:
+    """Return the names with the least medians, and the default if it competes."""
+    ranking = sorted(seconds, key=lambda name: statistics.median(seconds[name]))
+    default = [name for name in ranking[N_FINALISTS:] if name == "ours:auto"]
+    return ranking[:N_FINALISTS] + default
+
+
 def contest(
     settings: Settings,
     ours: Sequence[str],
@@ -80,12 +87,11 @@ def contest(
     """
     what = {"n_ranks": n_ranks, "hosts": hosts, "calls": calls}
     finalists = [f"ours:{name}" for name in ours]
-    if len(finalists) > N_FINALISTS:
-        first = reduce_in_turns(finalists, gradients, rounds=3, **what)
-        finalists.sort(key=lambda name: statistics.median(first[name]))
-        finalists = finalists[:N_FINALISTS]
-    seconds: Seconds = {name: [] for name in [*finalists, *peers]}
     rounds = settings.rounds_per_block(scale)
+    if len(finalists) > N_FINALISTS:
+        first = reduce_in_turns(finalists, gradients, rounds=rounds, **what)
+        finalists = best_of(first)
+    seconds: Seconds = {name: [] for name in [*finalists, *peers]}
     what["warmup"] = 1 if settings.is_quick else 2
     for _ in range(settings.blocks):
         pause()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tests.gpu_tests.resnet50 import parameter_shapes
+from communicators import gradient_sets
 
 Shape = tuple[int, ...]
 
 SETS: dict[str, Callable[[], list[Shape]]] = {
     # 161 arrays, 25,557,032 elements.
-    "resnet50": parameter_shapes,
+    "resnet50": lambda: gradient_sets.shapes_of("resnet50"),
     "16MiB": lambda: [(512, 512)] * 16,
     # 16,384 elements in 20 arrays.
     "64KiB": lambda: [(820,)] * 16 + [(816,)] * 4,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
@@ -194,6 +195,7 @@ class CommunicatorBase:
         self._groups: list[Group] = []
         self._mpi_transports: list[MpiTransport] = []
         self._held: list[CommunicatorBase] = []
+        self._sent_before: Counter[str] = Counter()
         self._n_started = 0
         self._world_ring: Group | None = None
         self.why_mpi_in_host: str | None = None
@@ -343,6 +345,8 @@ class CommunicatorBase:
         other keys are the groups of the reductions, such as ``"intra"``.
         """
         counts = {"messages": self._messenger.sent_bytes}
+        for label, sent in self._sent_before.items():
+            counts[label] = counts.get(label, 0) + sent
         world = self.nccl.world
         if self._world_ring is None and world is not None and world.sent_bytes:
             counts["world"] = world.sent_bytes
@@ -474,6 +478,26 @@ class CommunicatorBase:
         if on_devices:
             self.nccl.lead(inner.nccl)
         return inner
+
+    def release(self, inner: CommunicatorBase) -> None:
+        """Give up what :meth:`hold` has taken over, and finalize it. Collective."""
+        self._held.remove(inner)
+        self._sent_before.update(inner.sent_bytes)
+        inner.finalize()
+
+    def reducer_for(
+        self, nbytes: int, measure: Callable[[CommunicatorBase], float]
+    ) -> CommunicatorBase:
+        """Return who reduces the buckets of many arrays: by default this one.
+
+        Called by ``allreduce_arrays`` after the ranks have agreed. Collective.
+
+        Args:
+            nbytes: of all arrays; the same on all ranks.
+            measure: reduces the same arrays once by a communicator of the same ranks,
+                into memory of its own, and returns the seconds that it took.
+        """
+        return self
 
     def world_ring(self) -> Group:
         """Return the transports over all ranks, made at the first call. Collective."""

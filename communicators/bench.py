@@ -117,12 +117,15 @@ class Settings:
         """Return the same settings with another timing."""
         return replace(self, timing=timing)
 
-    @property
-    def description(self) -> str:
-        """All that has to be equal on all ranks, as a text."""
-        parts = (self.candidates, self.loads, self.operation, self.dtype)
-        timing = (self.timing.warm_up, self.timing.repetitions, self.timing.budget_s)
-        return repr((*parts, self.wire_dtype, timing))
+    def describe(self) -> str:
+        """Return all that has to be equal on all ranks, as a text."""
+        timing = self.timing
+        names = [f"{c.name} {dict(c.options) or ''}".rstrip() for c in self.candidates]
+        return (
+            f"{self.operation} of {', '.join(map(str, self.loads))} in {self.dtype} "
+            f"(allreduce_grad_dtype {self.wire_dtype}) by {', '.join(names)}, "
+            f"{timing.warm_up} + {timing.repetitions} times in {timing.budget_s} s"
+        )
 
 
 @dataclass(frozen=True)
@@ -159,7 +162,7 @@ class Bench:
         self._comm = comm
         self._settings = settings
         self._device = device
-        comm.agree("bench", f"{settings.description} on {device.kind}")
+        comm.agree("bench", f"{settings.describe()} on {device.kind}")
         self._made: list[tuple[Candidate, CommunicatorBase | None, str | None]] = []
         for candidate in settings.candidates:
             self._made.append((candidate, *self._create(candidate)))

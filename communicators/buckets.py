@@ -65,12 +65,15 @@ class Bucket:
         dtype: dtype of the flat buffer.
         indices: which arrays, in packing order.
         offsets: first element of each array in the buffer.
+        starts: first element of each array that is in the buffer, in C order: 0, but
+            for the pieces of large arrays.
         n_elems: length of the buffer in elements.
     """
 
     dtype: np.dtype[Any]
     indices: list[int] = field(default_factory=list)
     offsets: list[int] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
     n_elems: int = 0
 
     @property
@@ -78,25 +81,30 @@ class Bucket:
         """Bytes of the flat buffer."""
         return self.n_elems * self.dtype.itemsize
 
-    def append(self, index: int, n_elems: int) -> None:
-        """Add one array at the end."""
+    def append(self, index: int, n_elems: int, start: int = 0) -> None:
+        """Add one array at the end, or its ``n_elems`` elements from ``start``."""
         self.indices.append(index)
         self.offsets.append(self.n_elems)
+        self.starts.append(start)
         self.n_elems += n_elems
 
 
 def plan_buckets(
-    sizes: Sequence[tuple[int, int, np.dtype[Any]]], bucket_bytes: int
+    sizes: Sequence[tuple[int, int, np.dtype[Any]]],
+    bucket_bytes: int,
+    *,
+    cuts: bool = False,
 ) -> list[Bucket]:
     """Group arrays into buckets; the same input gives the same plan on every rank.
 
     Arrays keep their order. Each wire dtype has one open bucket, which is closed
     when the next array would exceed ``bucket_bytes``; a larger array has a bucket
-    of its own. Empty arrays are left out.
+    of its own, or several. Empty arrays are left out.
 
     Args:
         sizes: ``(index, n_elems, wire dtype)`` of each array.
         bucket_bytes: upper bound; 0 puts every array into its own bucket.
+        cuts: whether arrays larger than that are cut; else theirs is larger too.
 
     Returns:
         list[Bucket]: in the order in which they were begun.
@@ -106,9 +114,14 @@ def plan_buckets(
     for index, n_elems, dtype in sizes:
         if n_elems == 0:
             continue
-        bucket = open_bucket.get(dtype)
-        if bucket is None or bucket.nbytes + n_elems * dtype.itemsize > bucket_bytes:
-            bucket = open_bucket[dtype] = Bucket(dtype)
-            buckets.append(bucket)
-        bucket.append(index, n_elems)
+        most = n_elems
+        if cuts and bucket_bytes:
+            most = max(1, bucket_bytes // dtype.itemsize)
+        for start in range(0, n_elems, most):
+            n = min(most, n_elems - start)
+            bucket = open_bucket.get(dtype)
+            if bucket is None or bucket.nbytes + n * dtype.itemsize > bucket_bytes:
+                bucket = open_bucket[dtype] = Bucket(dtype)
+                buckets.append(bucket)
+            bucket.append(index, n, start)
     return buckets

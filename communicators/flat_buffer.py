@@ -44,12 +44,16 @@ def pack(
     """
     zero = np.zeros((), buffer.dtype)
     with np.errstate(all="ignore"):
-        for index, start, stop in _extents(bucket):
+        for index, start, stop, first in _extents(bucket):
             array = arrays[index]
             if array is None:
                 buffer[start:stop] = zero
                 continue
-            target = buffer[start:stop].reshape(array.shape)
+            target = buffer[start:stop]
+            if array.size == target.size:
+                target = target.reshape(array.shape)
+            else:
+                array = _flat(array)[first : first + target.size]
             if scale is None:
                 cast(target, array)
             else:
@@ -67,15 +71,33 @@ def unpack(bucket: Bucket, arrays: Sequence[Array | None], buffer: Array) -> Non
         buffer: shape ``(n,)``, ``n >= bucket.n_elems``, dtype ``bucket.dtype``.
     """
     with np.errstate(all="ignore"):
-        for index, start, stop in _extents(bucket):
+        for index, start, stop, first in _extents(bucket):
             array = arrays[index]
-            if array is not None:
-                cast(array, buffer[start:stop].reshape(array.shape))
+            if array is None:
+                continue
+            source = buffer[start:stop]
+            if array.size == source.size:
+                cast(array, source.reshape(array.shape))
+                continue
+            part = slice(first, first + source.size)
+            if array.flags.c_contiguous:
+                cast(array.reshape(-1)[part], source)
+            else:
+                narrow = np.empty(source.size, array.dtype)
+                cast(narrow, source)
+                array.flat[part] = narrow
 
 
-def _extents(bucket: Bucket) -> list[tuple[int, int, int]]:
+def _extents(bucket: Bucket) -> list[tuple[int, int, int, int]]:
     bounds = [*bucket.offsets, bucket.n_elems]
-    return list(zip(bucket.indices, bounds[:-1], bounds[1:], strict=True))
+    return list(
+        zip(bucket.indices, bounds[:-1], bounds[1:], bucket.starts, strict=True)
+    )
+
+
+def _flat(array: Array) -> Any:
+    """Return the elements in C order, to be sliced: a view where that is possible."""
+    return array.reshape(-1) if array.flags.c_contiguous else array.flat
 
 
 def cast(target: Array, source: Array) -> None:

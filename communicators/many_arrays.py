@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -105,8 +105,9 @@ class ManyArrays:
                     group.same_host, key, kept, sources, results, wire, op, scale
                 )
             elif group is None or group.size > 1 or _narrows(arrays, wire):
-                plan = self._plan(key, union, arrays, wire)
-                self._reduce(device, plan, sources, results, op, scale)
+                self._reduce_buckets(
+                    device, key, union, arrays, sources, results, wire, op, scale
+                )
         return [
             array if here else result
             for array, here, result in zip(given, present, results, strict=True)
@@ -233,43 +234,46 @@ class ManyArrays:
             nbytes=sum(array.nbytes for array in arrays),
         )
 
-    def _reduce(
+    def _reduce_buckets(
         self,
         device: Any,
-        plan: list[Bucket],
+        key: Any,
+        union: list[bool],
+        arrays: Sequence[Any],
         sources: Sequence[Any],
         results: Sequence[Any],
+        wire: np.dtype[Any] | None,
         op: str,
         scale: float | None,
     ) -> None:
-        start = self._comm.start_all_reduce_flat
-        in_flight: deque[tuple[int, Bucket, Any, Any, int]] = deque()
+        def plan_of(comm: CommunicatorBase) -> list[Bucket]:
+            cuts = not device.uses_nccl
+            return self._plan(key, union, arrays, wire, comm.bucket_bytes, cuts)
 
-        def finish_first() -> None:
-            number, bucket, buffer, handle, begun_ns = in_flight.popleft()
-            handle.wait()
-            lane, about = f"bucket {number % MAX_IN_FLIGHT}", {"bucket": number}
-            self._record("flight", begun_ns, lane, nbytes=bucket.nbytes, **about)
-            begun_ns = time.perf_counter_ns()
-            device.unpack(bucket, results, buffer)
-            self._record("unpack", begun_ns, "communication", **about)
-            device.give_back(buffer)
+        def measure(comm: CommunicatorBase) -> float:
+            plan = plan_of(comm)
+            # Only the time counts: all arrays may go into the same memory.
+            longest = max((a.nbytes for a in arrays), default=0)
+            aside = np.empty(longest, np.uint8)
+            targets = [
+                None if r is None else aside[: r.nbytes].view(r.dtype).reshape(r.shape)
+                for r in results
+            ]
+            start_s = time.perf_counter()
+            _run_buckets(comm, device, plan, sources, targets, op, scale, None)
+            return time.perf_counter() - start_s
 
-        for number, bucket in enumerate(plan):
-            if len(in_flight) == MAX_IN_FLIGHT:
-                finish_first()
-            buffer = device.take(bucket.n_elems, bucket.dtype, self._comm.buffer_parts)
-            begun_ns = time.perf_counter_ns()
-            device.pack(bucket, sources, buffer, scale)
-            self._record("pack", begun_ns, "communication", bucket=number)
-            begun_ns = time.perf_counter_ns()
-            if device.uses_nccl:
-                handle: Any = start_reduction(self._comm, device, buffer, op, start)
-            else:
-                handle = start(buffer, op)
-            in_flight.append((number, bucket, buffer, handle, begun_ns))
-        while in_flight:
-            finish_first()
+        comm = self._comm
+        if not device.uses_nccl:
+            nbytes = sum(
+                ArraySpec.of(array).nbytes
+                for array, wanted in zip(arrays, union, strict=True)
+                if wanted
+            )
+            comm = comm.reducer_for(nbytes, measure)
+        _run_buckets(
+            comm, device, plan_of(comm), sources, results, op, scale, self._record
+        )
 
     def _record(self, name: str, begun_ns: int, lane: str, **details: Any) -> None:
         recorder = self._comm.recorder
@@ -297,8 +301,10 @@ class ManyArrays:
         union: list[bool],
         arrays: Sequence[Any],
         wire: np.dtype[Any] | None,
+        bucket_bytes: int,
+        cuts: bool,
     ) -> list[Bucket]:
-        cache_key = (key, tuple(union), self._comm.bucket_bytes, wire)
+        cache_key = (key, tuple(union), bucket_bytes, wire)
         plan: list[Bucket] | None = self._plans.get(cache_key)
         if plan is None:
             plan = plan_buckets(
@@ -311,7 +317,8 @@ class ManyArrays:
                     for index, array in enumerate(arrays)
                     if union[index]
                 ],
-                self._comm.bucket_bytes,
+                bucket_bytes,
+                cuts=cuts,
             )
             self._keep_plan(cache_key, plan)
         return plan
@@ -320,6 +327,62 @@ class ManyArrays:
         if len(self._plans) >= _MAX_CACHED:
             self._plans.clear()
         self._plans[cache_key] = plan
+
+
+def _run_buckets(
+    comm: CommunicatorBase,
+    device: Any,
+    plan: list[Bucket],
+    sources: Sequence[Any],
+    results: Sequence[Any],
+    op: str,
+    scale: float | None,
+    record: Callable[..., None] | None,
+) -> None:
+    """Pack, reduce and unpack buckets, several of them in flight.
+
+    Args:
+        comm: reduces them.
+        device: of the arrays.
+        plan: the buckets.
+        sources: arrays to pack; ``None`` counts as zeros.
+        results: arrays to unpack into; ``None`` is passed over.
+        op: name of the reduction.
+        scale: factor while packing, or ``None``.
+        record: is told how long the parts took.
+    """
+    start = comm.start_all_reduce_flat
+    in_flight: deque[tuple[int, Bucket, Any, Any, int]] = deque()
+
+    def tell(name: str, begun_ns: int, lane: str, **details: Any) -> None:
+        if record is not None:
+            record(name, begun_ns, lane, **details)
+
+    def finish_first() -> None:
+        number, bucket, buffer, handle, begun_ns = in_flight.popleft()
+        handle.wait()
+        lane = f"bucket {number % MAX_IN_FLIGHT}"
+        tell("flight", begun_ns, lane, bucket=number, nbytes=bucket.nbytes)
+        begun_ns = time.perf_counter_ns()
+        device.unpack(bucket, results, buffer)
+        tell("unpack", begun_ns, "communication", bucket=number)
+        device.give_back(buffer)
+
+    for number, bucket in enumerate(plan):
+        if len(in_flight) == MAX_IN_FLIGHT:
+            finish_first()
+        buffer = device.take(bucket.n_elems, bucket.dtype, comm.buffer_parts)
+        begun_ns = time.perf_counter_ns()
+        device.pack(bucket, sources, buffer, scale)
+        tell("pack", begun_ns, "communication", bucket=number)
+        begun_ns = time.perf_counter_ns()
+        if device.uses_nccl:
+            handle: Any = start_reduction(comm, device, buffer, op, start)
+        else:
+            handle = start(buffer, op)
+        in_flight.append((number, bucket, buffer, handle, begun_ns))
+    while in_flight:
+        finish_first()
 
 
 class _LazyDetails(Sequence[tuple[str, str]]):

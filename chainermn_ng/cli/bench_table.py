@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.table import Table
 
 from communicators.bench_results import Results, Row, nearly_best
@@ -75,17 +75,26 @@ def plain_table(results: Results) -> str:
 
 def rich_table(results: Results) -> Table:
     """Return the table for terminals."""
-    table = Table(caption=NOTE)
+    table = Table()
     for name in COLUMNS:
-        table.add_column(name, justify="left" if name in _LEFT else "right")
+        justify: JustifyMethod = "left" if name in _LEFT else "right"
+        table.add_column(name, justify=justify, no_wrap=True)
     before: object = None
     for row in results.rows:
         load = (row.load, row.nbytes)
         if before not in (None, load):
             table.add_section()
         before = load
-        table.add_row(*cells_of(row, results.size))
+        cells = cells_of(row, results.size)
+        # Reasons may be long: they follow below.
+        table.add_row(*(cells if row.skipped is None else [*cells[:-1], "skipped"]))
     return table
+
+
+def reason_lines(results: Results) -> list[str]:
+    """Return why communicators were skipped, each reason once."""
+    reasons = [f"{r.label}: skipped: {r.skipped}" for r in results.rows if r.skipped]
+    return list(dict.fromkeys(reasons))
 
 
 def header_lines(results: Results) -> list[str]:
@@ -122,20 +131,20 @@ def footer_lines(results: Results) -> list[str]:
 
 def print_results(results: Results, console: Console) -> None:
     """Print machine, table and recommendation."""
-    if console.is_terminal:
-        for line in header_lines(results):
-            console.print(line, highlight=False, markup=False)
-        console.print(rich_table(results))
-        for line in footer_lines(results):
-            console.print(line, markup=False, soft_wrap=True)
-        return
-    parts: Sequence[str] = (
-        *header_lines(results),
-        "",
-        plain_table(results),
-        "",
-        NOTE,
-        *footer_lines(results),
-    )
-    console.file.write("\n".join(parts) + "\n")
+    table = rich_table(results)
+    lines: list[str] = header_lines(results)
+    unlimited = console.options.update(max_width=10_000)
+    width = console.measure(table, options=unlimited).maximum
+    if console.is_terminal and width <= console.width:
+        _write(console, lines)
+        console.print(table)
+        lines = [NOTE, *reason_lines(results)]
+    else:
+        lines += ["", plain_table(results), "", NOTE]
+    _write(console, [*lines, *footer_lines(results)])
+
+
+def _write(console: Console, lines: Sequence[str]) -> None:
+    """Write lines as they are: a terminal may break them, but a copy is whole."""
+    console.file.write("\n".join(lines) + "\n")
     console.file.flush()

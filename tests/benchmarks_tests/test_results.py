@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.contest import best_of
 from benchmarks.gradient_shapes import nbytes_of, shapes_of
 from benchmarks.links import link_seconds, rate_in
 from benchmarks.programs.contenders import parse_options
@@ -56,6 +57,15 @@ def test_the_best_of_ours_is_compared_with_the_best_peer():
     assert filled.peers == ["peer:slow 8.00 s", "peer:fast 4.00 s"]
     assert filled.notes == ["of our own also measured: slow 9.00 s"]
     assert filled.seconds == seconds
+
+
+def test_the_best_two_stay_and_the_default():
+    seconds = {"ours:auto": [4.0], "ours:b": [1.0], "ours:c": [3.0], "ours:d": [2.0]}
+    assert best_of(seconds) == ["ours:b", "ours:d", "ours:auto"]
+    seconds["ours:auto"] = [0.5]
+    assert best_of(seconds) == ["ours:auto", "ours:b"]
+    del seconds["ours:auto"]
+    assert best_of(seconds) == ["ours:b", "ours:d"]
 
 
 def test_ratios_are_within_rounds():

@@ -88,7 +88,10 @@ def test_the_file_gives_back_what_was_written(tmp_path):
         ("no json", "no JSON"),
         ("[]", "not written by"),
         ('{"schema": "other"}', "not written by"),
-        ('{"schema": "chainermn-ng bench", "version": 2}', "version 2 .* reads versio"),
+        (
+            '{"schema": "chainermn-ng bench", "version": 2}',
+            "version 2 .* reads version 1",
+        ),
         ('{"schema": "chainermn-ng bench", "version": 1}', "incomplete"),
     ],
 )

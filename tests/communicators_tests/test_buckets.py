@@ -34,6 +34,16 @@ def test_a_large_array_has_a_bucket_and_an_empty_one_has_none():
     assert [bucket.indices for bucket in plan] == [[1], [2]]
 
 
+def test_large_arrays_are_cut_where_that_is_allowed():
+    sizes = [(0, 1, F4), (1, 5, F4), (2, 1, F4)]
+    plan = plan_buckets(sizes, bucket_bytes=8, cuts=True)
+    assert [bucket.indices for bucket in plan] == [[0], [1], [1], [1, 2]]
+    assert [bucket.starts for bucket in plan] == [[0], [0], [2], [4, 0]]
+    assert all(bucket.nbytes <= 8 for bucket in plan)
+    whole = plan_buckets(sizes, bucket_bytes=0, cuts=True)
+    assert [bucket.indices for bucket in whole] == [[0], [1], [2]]
+
+
 LAYOUTS = {
     "c": lambda a: a.copy(),
     "fortran": np.asfortranarray,
@@ -41,6 +51,23 @@ LAYOUTS = {
     "reversed": lambda a: a[::-1].copy()[::-1],
     "transposed": lambda a: a.T.copy().T,
 }
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("scale", [None, 0.5])
+def test_pieces_of_any_layout_are_packed_and_unpacked(layout, scale):
+    array = LAYOUTS[layout](np.arange(12, dtype="f2").reshape(3, 4))
+    plan = plan_buckets([(0, 12, F4)], bucket_bytes=20, cuts=True)
+    assert [bucket.starts for bucket in plan] == [[0], [5], [10]]
+    buffers = [np.empty(bucket.n_elems, "f4") for bucket in plan]
+    for bucket, buffer in zip(plan, buffers, strict=True):
+        pack(bucket, [array], buffer, scale)
+    whole = np.concatenate(buffers)
+    assert whole.tolist() == (np.arange(12) * (scale or 1)).tolist()
+    for bucket, buffer in zip(plan, buffers, strict=True):
+        unpack(bucket, [array], buffer + 1)
+    assert array.dtype == "f2"
+    assert array.ravel().tolist() == (whole + 1).tolist()
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
