@@ -106,12 +106,12 @@ def _measurement(row: Row, topology: Topology, device: str) -> Measurement:
         topology.host_sizes[0],
         nbytes,
         row.time_s,
-        1 if is_in_place else _n_pieces(row, dtype, wire),
+        1 if is_in_place else _n_pieces(row, dtype, wire, device),
         dims,
     )
 
 
-def _n_pieces(row: Row, dtype: np.dtype, wire: np.dtype) -> int:
+def _n_pieces(row: Row, dtype: np.dtype, wire: np.dtype, device: str) -> int:
     """Return in how many buckets, and chunks of these, the engine sends a row."""
     if row.load is not None:
         n_elems = [int(np.prod(shape, dtype=np.int64)) for shape in shapes_of(row.load)]
@@ -119,7 +119,7 @@ def _n_pieces(row: Row, dtype: np.dtype, wire: np.dtype) -> int:
         n_elems = [row.nbytes // dtype.itemsize // row.n_arrays] * row.n_arrays
     bucket_bytes = row.options.get("bucket_bytes", DEFAULT_BUCKET_BYTES)
     sizes = [(i, n, wire) for i, n in enumerate(n_elems)]
-    buckets = plan_buckets(sizes, bucket_bytes)
+    buckets = plan_buckets(sizes, bucket_bytes, cuts=device == "cpu")
     if row.communicator != "multi_ring":
         return max(1, len(buckets))
     n_chunks = row.options.get("n_chunks", DEFAULT_N_CHUNKS)

@@ -124,7 +124,7 @@ def buckets_of(model, bucket_bytes):
     """Bytes of the buckets in which the gradients of a model have to travel."""
     parameters = [p for _, p in sorted(model.namedparams())]
     sizes = [(i, p.size, p.dtype) for i, p in enumerate(parameters)]
-    return [bucket.nbytes for bucket in plan_buckets(sizes, bucket_bytes)]
+    return [bucket.nbytes for bucket in plan_buckets(sizes, bucket_bytes, cuts=True)]
 
 
 @pytest.mark.parallel([2, 3])
