@@ -22,6 +22,7 @@ from chainermn_ng.optimizers.double_buffering_snapshot import (
     save_averages,
 )
 from chainermn_ng.optimizers.multi_node_optimizer import MultiNodeOptimizer
+from chainermn_ng.optimizers.overlap import GroupedMean
 from communicators import CommunicationTimeoutError
 
 
@@ -117,8 +118,20 @@ class DoubleBufferingOptimizer(MultiNodeOptimizer):
 
     # -- parts of the base class's methods ---------------------------------------------
 
+    def _backward(
+        self, loss: chainer.Variable | None, share: float | None, is_counted: bool
+    ) -> None:
+        if loss is not None:
+            with self._recorded("backward"):
+                loss.backward(loss_scale=self.actual_optimizer._loss_scale)
+        if not is_counted:
+            self.actual_optimizer.target.cleargrads()
+
     def _step(
-        self, parameters: Sequence[tuple[str, chainer.Parameter]], share: float | None
+        self,
+        parameters: Sequence[tuple[str, chainer.Parameter]],
+        share: float | None,
+        mean: GroupedMean | None = None,
     ) -> None:
         comm, actual = self.communicator, self.actual_optimizer
         background = comm.background(self._label("start the background thread"))

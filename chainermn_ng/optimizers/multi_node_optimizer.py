@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import copy
-import operator
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import chainer
-import numpy as np
 from chainer.serializer import Deserializer
 
 from chainermn_ng.communicators import ChainerCommunicator
-from chainermn_ng.communicators.gradients import mean_gradients
 from chainermn_ng.communicators.model_sync import (
     settle_lazy_parameters,
     synchronise_model,
@@ -22,13 +19,17 @@ from chainermn_ng.communicators.model_sync import (
 from chainermn_ng.communicators.parameters import named_parameters
 from chainermn_ng.optimizers import optimizer_state
 from chainermn_ng.optimizers.double_buffering_snapshot import holds_averages
+from chainermn_ng.optimizers.gradient_groups import DEFAULT_OVERLAP_BYTES
 from chainermn_ng.optimizers.link_attributes import LinkAttributes, meets_other_ranks
 from chainermn_ng.optimizers.master_weights import (
     load_master_weights,
     save_master_weights,
 )
+from chainermn_ng.optimizers.overlap import GroupedMean, Options, OverlappedMean
+from chainermn_ng.optimizers.overlap_plan import Planner
 from chainermn_ng.optimizers.same_weights import check_same_weights
 from chainermn_ng.optimizers.samples import (
+    share_of_samples,
     warn_if_batch_exceeds_shard,
     warn_if_shards_differ,
 )
@@ -61,6 +62,7 @@ class MultiNodeOptimizer:
             "_known",
             "_lazy",
             "_batch_is_checked",
+            "_planner",
         }
     )
 
@@ -70,11 +72,13 @@ class MultiNodeOptimizer:
         communicator: ChainerCommunicator,
         zero_fill: bool = True,
         count_samples: Callable[..., int] | None = None,
+        planner: Planner | None = None,
     ) -> None:
         self.actual_optimizer = actual_optimizer
         self.communicator = communicator
         self.zero_fill = zero_fill
         self._count_samples = count_samples
+        self._planner = planner or Planner("auto", DEFAULT_OVERLAP_BYTES)
         self._identity: str | None = communicator.new_optimizer_identity()
         self._copied_from = ""
         # Paths of the parameters when all ranks last had the same model; None: never.
@@ -93,6 +97,7 @@ class MultiNodeOptimizer:
         """
         self.actual_optimizer.setup(link)
         self._known = None
+        self._planner.forget()
         return self
 
     def update(self, lossfun: Any = None, *args: Any, **kwds: Any) -> None:
@@ -131,14 +136,9 @@ class MultiNodeOptimizer:
             warn_if_batch_exceeds_shard(self.communicator, args, kwds)
         share = self._share(args, kwds)
         meets = share is not None and meets_other_ranks(self.target)
-        if lossfun is not None and share == 0 and not self._lazy and not meets:
-            # A loss over no samples is NaN or an error; it has no part in the mean.
-            self.actual_optimizer.target.cleargrads()
-        elif lossfun is not None:
-            weight = share * self.communicator.size if meets else None
-            # A sample that fills an empty batch is not to be in joint statistics.
-            with uncounted_batch(weight == 0):
-                self._compute_gradients(lossfun, args, kwds, weight)
+        mean = None
+        if lossfun is not None:
+            mean = self._compute_gradients(lossfun, args, kwds, share, meets)
             parameters = named_parameters(self.target)
             if meets:
                 share = None
@@ -147,7 +147,7 @@ class MultiNodeOptimizer:
                 self._warn_of_first_gradient()
             if meets and abs(share * self.communicator.size - 1) > 1e-6:
                 self._warn_of_late_weight()
-        self._step(parameters, share)
+        self._step(parameters, share, mean)
         self._check_weights(parameters)
 
     def flush(self) -> None:
@@ -188,22 +188,67 @@ class MultiNodeOptimizer:
         self._lazy = tuple(name for name, p in parameters if p.array is None)
 
     def _step(
-        self, parameters: Sequence[tuple[str, chainer.Parameter]], share: float | None
+        self,
+        parameters: Sequence[tuple[str, chainer.Parameter]],
+        share: float | None,
+        mean: GroupedMean | None = None,
     ) -> None:
-        """Average the gradients, of which this rank's part is ``share``; apply them."""
-        actual = self.actual_optimizer
-        settings = optimizer_state.describe_hyperparameters(actual, parameters)
+        """Average the gradients and apply them.
+
+        Args:
+            parameters: of the model.
+            share: this rank's part of all samples.
+            mean: what :meth:`_backward` has returned; ``None`` without a loss function.
+        """
+        if mean is None:
+            initialised = [item for item in parameters if item[1].is_initialized]
+            mean = self._mean([initialised], parameters, share)
         with self._recorded("average"):
-            mean_gradients(
-                self.communicator.engine,
-                parameters,
-                f"{self._label('mean of the gradients')} [{settings}]",
-                zero_fill=self.zero_fill,
-                loss_scale=actual._loss_scale,
-                share=share,
-            )
+            mean.finish()
         with self._recorded("update"):
-            actual.update(None)
+            self.actual_optimizer.update(None)
+
+    def _backward(
+        self, loss: chainer.Variable | None, share: float | None, is_counted: bool
+    ) -> GroupedMean | None:
+        """Compute the gradients, and begin to average them if they are to overlap.
+
+        Args:
+            loss: of this rank; ``None`` if it has no samples.
+            share: its part of all samples.
+            is_counted: whether its gradients have a part in the average.
+        """
+        comm, parameters = self.communicator, named_parameters(self.target)
+        initialised = [item for item in parameters if item[1].is_initialized]
+        plan = self._planner.plan(
+            comm, initialised, loss, self._label("plan how the gradients travel")
+        )
+        mean = self._mean(
+            plan.of(initialised), parameters, share, in_background=plan.in_background
+        )
+        if loss is not None:
+            with self._recorded("backward"):
+                mean.backward(loss, is_counted)
+        return mean
+
+    def _mean(
+        self,
+        groups: Sequence[Sequence[tuple[str, chainer.Parameter]]],
+        parameters: Sequence[tuple[str, chainer.Parameter]],
+        share: float | None,
+        in_background: bool = False,
+    ) -> GroupedMean:
+        comm, actual = self.communicator, self.actual_optimizer
+
+        def label() -> str:
+            settings = optimizer_state.describe_hyperparameters(actual, parameters)
+            return f"{self._label('mean of the gradients')} [{settings}]"
+
+        options = Options(self.zero_fill, actual._loss_scale, share)
+        if not in_background:
+            return GroupedMean(comm.engine, groups, label, options)
+        background = comm.background(self._label("start the background thread"))
+        return OverlappedMean(comm.engine, groups, label, options, background)
 
     def _recorded(self, name: str) -> AbstractContextManager[None]:
         """Return a context whose duration a timeline shows, if one records."""
@@ -227,11 +272,36 @@ class MultiNodeOptimizer:
         optimizer_state.apply(self.actual_optimizer, state)
 
     def _compute_gradients(
-        self, lossfun: Any, args: Any, kwds: Any, weight: float | None
-    ) -> None:
+        self, lossfun: Any, args: Any, kwds: Any, share: float | None, meets: bool
+    ) -> GroupedMean | None:
+        """Run the loss function and the backward pass; see :meth:`_backward`."""
         actual = self.actual_optimizer
+        if share == 0 and not self._lazy and not meets:
+            # A loss over no samples is NaN or an error; it has no part in the mean.
+            actual.target.cleargrads()
+            return self._backward(None, share, is_counted=False)
+        # A sample that fills an empty batch is not to be in joint statistics.
+        with uncounted_batch(meets and share == 0):
+            loss = self._compute_loss(lossfun, args, kwds)
+            if getattr(actual, "_use_cleargrads", True):
+                actual.target.cleargrads()
+            else:
+                actual.target.zerograds()
+            is_counted = share != 0
+            if meets:
+                # Before the backward pass, in which gradients travel between the ranks.
+                loss = loss * (share * self.communicator.size)
+                share = None
+            # Without samples they are zero, or the NaN of a loss over none.
+            return self._backward(loss, share, is_counted)
+
+    def _compute_loss(self, lossfun: Any, args: Any, kwds: Any) -> Any:
+        """Return the loss; all ranks have the parameters that it was computed from.
+
+        The forward pass may give parameters their shape and values.
+        """
         for n_left in reversed(range(_MAX_FORWARDS)):
-            before = LinkAttributes(actual.target) if self._lazy else None
+            before = LinkAttributes(self.target) if self._lazy else None
             with self._recorded("forward"):
                 loss = lossfun(*args, **kwds)
             if before is None or not self._settle():
@@ -242,18 +312,7 @@ class MultiNodeOptimizer:
                 break
             loss = None
             before.restore()
-        if getattr(actual, "_use_cleargrads", True):
-            actual.target.cleargrads()
-        else:
-            actual.target.zerograds()
-        if weight is not None:
-            # Before the backward pass, in which gradients travel between the ranks.
-            loss = loss * weight
-        with self._recorded("backward"):
-            loss.backward(loss_scale=actual._loss_scale)
-        if weight == 0:
-            # They are zero, or the NaN of a loss over no samples.
-            actual.target.cleargrads()
+        return loss
 
     def _synchronise(self, has_gradients: bool) -> None:
         comm = self.communicator
@@ -289,22 +348,11 @@ class MultiNodeOptimizer:
 
     def _share(self, args: Any, kwds: Any) -> float | None:
         """Return this rank's part of all samples, if they are to be counted."""
-        if self._count_samples is None:
+        count = self._count_samples
+        if count is None:
             return None
-        comm = self.communicator
         label = self._label("count the samples")
-        try:
-            n_samples = operator.index(self._count_samples(*args, **kwds))
-            if n_samples < 0:
-                raise ValueError(f"count_samples returned {n_samples}")
-        except Exception as error:
-            comm.engine.agree(label, error=error)
-            raise
-        comm.engine.agree(label)
-        total = int(comm.allreduce(np.array(n_samples, np.int64)))
-        if total == 0:
-            raise ValueError(f"{label}: no rank has any")
-        return n_samples / total
+        return share_of_samples(self.communicator, label, lambda: count(*args, **kwds))
 
     # -- what the ranks compare, and tell ---------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import chainer
+import chainer.functions as F
 import numpy as np
 import pytest
 from chainer import training
@@ -20,6 +21,8 @@ import chainermn_ng
 import communicators
 from chainermn_ng.extensions import FlushGradients, Timeline, rank_zero_only
 from chainermn_ng.timeline.clocks import CommonClock, read_clock
+from chainermn_ng.timeline.summary import summarise
+from chainermn_ng.timeline.trace_files import read_trace
 from communicators import MismatchError
 from communicators.buckets import plan_buckets
 
@@ -385,3 +388,47 @@ def test_arguments_are_checked(comm):
     with pytest.raises(ValueError, match="works with all ranks together"):
         rank_zero_only(Timeline(comm))
     assert Timeline(comm.engine, 3)._steps == [3]
+
+
+class Slow(chainer.FunctionNode):
+    """Takes its time in the backward pass."""
+
+    def forward(self, inputs):
+        return inputs
+
+    def backward(self, indexes, gradients):
+        time.sleep(0.1)
+        return gradients
+
+
+@pytest.mark.parallel(2)
+def test_what_travels_during_the_backward_pass_is_shown_there(comm, tmp_path):
+    folder = shared_folder(comm, tmp_path)
+    model = MLP()
+    optimizer = chainermn_ng.create_multi_node_optimizer(
+        chainer.optimizers.SGD(0.1), comm, overlap=True, overlap_bytes=1
+    ).setup(model)
+
+    def loss(x, t):
+        h = Slow().apply((F.tanh(model.l1(x)),))[0]
+        return F.softmax_cross_entropy(model.l2(h), t)
+
+    timeline = Timeline(comm, [2, 3], str(folder / "timeline.json"))
+    for batch in batches(3, 8):
+        with timeline.step():
+            optimizer.update(loss, *part(comm, batch))
+    comm.barrier()
+    trace = read_trace(folder / "timeline.json")
+    assert faults(trace.events) == []
+    for rank in summarise(trace).ranks:
+        backward = spans_of(trace.events, "backward", rank.rank)
+        reduces = spans_of(trace.events, "reduce", rank.rank)
+        # One a gradient: two layers, a weight and a bias each.
+        assert len(reduces) == 2 * 4
+        ends = [end_of(e) for e in reduces[:2]]
+        assert backward[0]["ts"] < min(ends) < end_of(backward[0])
+        assert rank.exposed_s < rank.phases_s["average"] + rank.phases_s["reduce"]
+
+
+def end_of(event):
+    return event["ts"] + event["dur"]
