@@ -18,7 +18,6 @@ from chainermn_ng.communicators.model_sync import (
 from chainermn_ng.communicators.parameters import named_parameters
 from chainermn_ng.optimizers import optimizer_state
 from chainermn_ng.optimizers.double_buffering_snapshot import holds_averages
-from chainermn_ng.optimizers.gradient_groups import DEFAULT_OVERLAP_BYTES
 from chainermn_ng.optimizers.link_attributes import LinkAttributes, meets_other_ranks
 from chainermn_ng.optimizers.master_weights import (
     load_master_weights,
@@ -76,7 +75,7 @@ class MultiNodeOptimizer:
         self.communicator = communicator
         self.zero_fill = zero_fill
         self._count_samples = count_samples
-        self._planner = planner or Planner("auto", DEFAULT_OVERLAP_BYTES)
+        self._planner = planner or Planner()
         self._identity: str | None = communicator.new_optimizer_identity()
         self._copied_from = ""
         # Paths of the parameters when all ranks last had the same model; None: never.

@@ -28,7 +28,7 @@ from chainermn_ng.optimizers.overlap_plan import Planner, Told, common_order
 from communicators import CommunicatorError, MismatchError, UnavailableError
 
 DATA = batches(3, 12)
-MANY = 5  # groups of Deep's gradients with SMALL_GROUPS
+MANY = 8  # groups of Deep's gradients with SMALL_GROUPS
 
 
 def agreements(comm):
@@ -333,16 +333,24 @@ def test_the_order_is_that_of_the_lowest_rank_with_a_graph(comm):
 @pytest.mark.parametrize(
     ("nbytes", "overlap_bytes", "groups"),
     [
-        ([], 64, []),
-        ([1000], 64, [[0]]),
-        ([1, 1, 1, 1], 64, [[0, 1, 2, 3]]),
-        ([1, 2, 2, 2], 64, [[0, 1], [2, 3]]),
-        ([4] * 16, 64, [[0], [*range(1, 9)], [*range(9, 13)], [13, 14], [15]]),
-        ([0, 100, 0, 100], 64, [[0], [1], [2], [3]]),
+        ([], 16, []),
+        ([1000], 16, [[0]]),
+        ([1, 2, 2, 2], 16, [[0, 1], [2, 3]]),
+        (
+            [2, 2] * 8,
+            16,
+            [[0, 1], [2, 3, 4, 5], [6, 7], [8, 9], [10, 11, 12, 13], [14, 15]],
+        ),
+        (
+            [2] * 32,
+            8,
+            [[0], [1, 2], *([i, i + 1, i + 2, i + 3] for i in range(3, 29, 4))],
+        ),
+        ([0, 100, 0, 100], 16, [[0], [1], [2], [3]]),
         ([3, 3, 3], 1, [[0], [1], [2]]),
     ],
 )
-def test_groups_grow_from_the_last_one(nbytes, overlap_bytes, groups):
+def test_groups_grow_from_both_ends(nbytes, overlap_bytes, groups):
     found = cut_into_groups(nbytes, overlap_bytes)
     assert [i for group in found for i in group] == [*range(len(nbytes))]
     assert found == groups
@@ -488,7 +496,7 @@ def test_bad_arguments(comm):
     for options, text in [
         ({"overlap": "yes"}, "'auto', True or False"),
         ({"overlap": 1}, "'auto', True or False"),
-        ({"overlap_bytes": 0}, "1 or more"),
+        ({"overlap_bytes": 0}, "None, or 1 or more"),
         ({"overlap": True, "double_buffering": True}, "exclude each other"),
     ]:
         with pytest.raises(ValueError, match=text):
