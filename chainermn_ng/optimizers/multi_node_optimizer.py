@@ -23,7 +23,12 @@ from chainermn_ng.optimizers.master_weights import (
     load_master_weights,
     save_master_weights,
 )
-from chainermn_ng.optimizers.overlap import GroupedMean, Options, OverlappedMean
+from chainermn_ng.optimizers.overlap import (
+    GroupedMean,
+    Options,
+    OverlappedMean,
+    Parameters,
+)
 from chainermn_ng.optimizers.overlap_plan import Planner
 from chainermn_ng.optimizers.same_weights import check_same_weights
 from chainermn_ng.optimizers.samples import (
@@ -135,8 +140,9 @@ class MultiNodeOptimizer:
         meets = share is not None and meets_other_ranks(self.target)
         mean = None
         if lossfun is not None:
-            mean = self._compute_gradients(lossfun, args, kwds, share, meets)
-            parameters = named_parameters(self.target)
+            parameters, mean = self._compute_gradients(
+                lossfun, args, kwds, share, meets
+            )
             if meets:
                 share = None
         else:
@@ -186,7 +192,7 @@ class MultiNodeOptimizer:
 
     def _step(
         self,
-        parameters: Sequence[tuple[str, chainer.Parameter]],
+        parameters: Parameters,
         share: float | None,
         mean: GroupedMean | None = None,
     ) -> None:
@@ -204,20 +210,23 @@ class MultiNodeOptimizer:
         self.actual_optimizer.update(None)
 
     def _backward(
-        self, loss: chainer.Variable | None, share: float | None, is_counted: bool
+        self,
+        parameters: Parameters,
+        loss: chainer.Variable | None,
+        share: float | None,
+        is_counted: bool,
     ) -> GroupedMean | None:
         """Compute the gradients, and begin to average them if they are to overlap.
 
         Args:
+            parameters: of the model, after the forward pass.
             loss: of this rank; ``None`` if it has no samples.
             share: its part of all samples.
             is_counted: whether its gradients have a part in the average.
         """
-        comm, parameters = self.communicator, named_parameters(self.target)
         initialised = [item for item in parameters if item[1].is_initialized]
-        plan = self._planner.plan(
-            comm, initialised, loss, self._label("plan how the gradients travel")
-        )
+        label = self._label("plan how the gradients travel")
+        plan = self._planner.plan(self.communicator, initialised, loss, label)
         mean = self._mean(
             plan.of(initialised), parameters, share, in_background=plan.in_background
         )
@@ -227,8 +236,8 @@ class MultiNodeOptimizer:
 
     def _mean(
         self,
-        groups: Sequence[Sequence[tuple[str, chainer.Parameter]]],
-        parameters: Sequence[tuple[str, chainer.Parameter]],
+        groups: Sequence[Parameters],
+        parameters: Parameters,
         share: float | None,
         in_background: bool = False,
     ) -> GroupedMean:
@@ -244,9 +253,7 @@ class MultiNodeOptimizer:
         background = comm.background(self._label("start the background thread"))
         return OverlappedMean(comm.engine, groups, label, options, background)
 
-    def _check_weights(
-        self, parameters: Sequence[tuple[str, chainer.Parameter]]
-    ) -> None:
+    def _check_weights(self, parameters: Parameters) -> None:
         engine = self.communicator.engine
         if engine.is_debugging:
             label = self._label(f"weights after step {self.actual_optimizer.t}")
@@ -263,13 +270,19 @@ class MultiNodeOptimizer:
 
     def _compute_gradients(
         self, lossfun: Any, args: Any, kwds: Any, share: float | None, meets: bool
-    ) -> GroupedMean | None:
-        """Run the loss function and the backward pass; see :meth:`_backward`."""
+    ) -> tuple[Parameters, GroupedMean | None]:
+        """Run the loss function and the backward pass.
+
+        Returns:
+            The model's parameters after the forward pass, and what :meth:`_backward`
+            has returned.
+        """
         actual = self.actual_optimizer
         if share == 0 and not self._lazy and not meets:
             # A loss over no samples is NaN or an error; it has no part in the mean.
             actual.target.cleargrads()
-            return self._backward(None, share, is_counted=False)
+            parameters = named_parameters(self.target)
+            return parameters, self._backward(parameters, None, share, False)
         # A sample that fills an empty batch is not to be in joint statistics.
         with uncounted_batch(meets and share == 0):
             loss = self._compute_loss(lossfun, args, kwds)
@@ -282,8 +295,10 @@ class MultiNodeOptimizer:
                 # Before the backward pass, in which gradients travel between the ranks.
                 loss = loss * (share * self.communicator.size)
                 share = None
+            parameters = named_parameters(self.target)
             # Without samples they are zero, or the NaN of a loss over none.
-            return self._backward(loss, share, is_counted)
+            mean = self._backward(parameters, loss, share, is_counted)
+            return parameters, mean
 
     def _compute_loss(self, lossfun: Any, args: Any, kwds: Any) -> Any:
         """Return the loss; all ranks have the parameters that it was computed from.
@@ -442,5 +457,5 @@ class MultiNodeOptimizer:
         self._identity = None
 
 
-def _paths(parameters: Sequence[tuple[str, chainer.Parameter]]) -> tuple[str, ...]:
+def _paths(parameters: Parameters) -> tuple[str, ...]:
     return tuple(name for name, _ in parameters)
