@@ -455,6 +455,8 @@ class MultiNodeOptimizer:
     def _become_a_copy(self) -> None:
         self._copied_from = self._identity or self._copied_from
         self._identity = None
+        # One rank may set up its copy with another model.
+        self._planner = copy.copy(self._planner)
 
 
 def _paths(parameters: Parameters) -> tuple[str, ...]:

@@ -1,5 +1,6 @@
 """Gradients that travel during the backward pass: the same bits, groups and errors."""
 
+import copy
 import logging
 import warnings
 
@@ -9,7 +10,14 @@ import chainer.links as L
 import numpy as np
 import pytest
 from chainer import optimizer_hooks
-from helpers.chainer_models import are_close, batches, part, same_on_all_ranks, weights
+from helpers.chainer_models import (
+    MLP,
+    are_close,
+    batches,
+    part,
+    same_on_all_ranks,
+    weights,
+)
 from helpers.deep_models import SMALL_GROUPS, Deep, bits, trained
 from helpers.errors import assert_all_raise
 from helpers.jobs import run_job
@@ -24,7 +32,7 @@ from chainermn_ng.optimizers import (
     overlap_plan,
 )
 from chainermn_ng.optimizers.gradient_groups import cut_into_groups, own_gradient
-from chainermn_ng.optimizers.overlap_plan import Planner, Told, common_order
+from chainermn_ng.optimizers.overlap_plan import Told, common_order
 from communicators import CommunicatorError, MismatchError, UnavailableError
 
 DATA = batches(3, 12)
@@ -557,12 +565,17 @@ def test_the_order_that_all_ranks_take():
 
 @pytest.mark.parallel([2])
 def test_another_model_has_another_plan(comm):
-    planner = Planner(True, SMALL_GROUPS)
     model = Deep(0)
     optimizer = trained(comm, DATA[:1], model=model, overlap=True)
     plan = optimizer._planner._plan
     assert len(plan.groups) == MANY
-    assert planner._plan is None
+    if comm.rank == 0:
+        # A copy's model is no matter of the original.
+        copy.copy(optimizer).setup(MLP())
+    assert optimizer._planner._plan is plan
+    optimizer.setup(model)
+    optimizer.update(model, *part(comm, DATA[1]))
+    assert_all_ranks(comm, optimizer._planner._plan == plan)
     optimizer.setup(L.Classifier(L.Linear(5, 300)))
     for batch in DATA[1:3]:
         optimizer.update(optimizer.target, *part(comm, batch))
