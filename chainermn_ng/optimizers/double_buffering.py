@@ -22,7 +22,7 @@ from chainermn_ng.optimizers.double_buffering_snapshot import (
     save_averages,
 )
 from chainermn_ng.optimizers.multi_node_optimizer import MultiNodeOptimizer
-from chainermn_ng.optimizers.overlap import GroupedMean
+from chainermn_ng.optimizers.overlap import GroupedMean, Parameters
 from communicators import CommunicationTimeoutError
 
 
@@ -119,7 +119,11 @@ class DoubleBufferingOptimizer(MultiNodeOptimizer):
     # -- parts of the base class's methods ---------------------------------------------
 
     def _backward(
-        self, loss: chainer.Variable | None, share: float | None, is_counted: bool
+        self,
+        parameters: Parameters,
+        loss: chainer.Variable | None,
+        share: float | None,
+        is_counted: bool,
     ) -> None:
         if loss is not None:
             with self._recorded("backward"):
@@ -129,7 +133,7 @@ class DoubleBufferingOptimizer(MultiNodeOptimizer):
 
     def _step(
         self,
-        parameters: Sequence[tuple[str, chainer.Parameter]],
+        parameters: Parameters,
         share: float | None,
         mean: GroupedMean | None = None,
     ) -> None:

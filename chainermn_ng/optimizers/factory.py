@@ -8,7 +8,6 @@ import chainer
 
 from chainermn_ng.communicators import ChainerCommunicator
 from chainermn_ng.optimizers.double_buffering import DoubleBufferingOptimizer
-from chainermn_ng.optimizers.gradient_groups import DEFAULT_OVERLAP_BYTES
 from chainermn_ng.optimizers.multi_node_optimizer import MultiNodeOptimizer
 from chainermn_ng.optimizers.overlap_plan import Planner
 
@@ -21,7 +20,7 @@ def create_multi_node_optimizer(
     *,
     count_samples: Callable[..., int] | None = None,
     overlap: bool | str = "auto",
-    overlap_bytes: int = DEFAULT_OVERLAP_BYTES,
+    overlap_bytes: int | None = None,
 ) -> MultiNodeOptimizer:
     """Make a Chainer optimizer work on all ranks together. Not collective itself.
 
@@ -53,8 +52,9 @@ def create_multi_node_optimizer(
             changing any bit of the result: ``True``, ``False``, or ``"auto"`` for where
             it can help. Only for an ``update`` with a loss function; needs an MPI
             library with ``MPI_THREAD_MULTIPLE``. See ``docs/source/overlap.md``.
-        overlap_bytes: gradients travel in groups of at most this size, overlap or not.
-            Must be the same on all ranks.
+        overlap_bytes: gradients travel in groups of at most this size, overlap or not;
+            by default 1/24 of all, but at least 1 MiB and at most 16 MiB. Must be the
+            same on all ranks.
 
     Returns:
         MultiNodeOptimizer: a stand-in for ``actual_optimizer``; with double buffering

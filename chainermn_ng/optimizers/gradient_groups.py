@@ -1,13 +1,14 @@
 """Which gradients travel together while the backward pass goes on, and whose they are.
 
-The numbers: a group should be large enough that what it costs beside its bytes (a
-meeting of the ranks, the hand-over to a thread, some tenths of a millisecond) does not
-count: 16 MiB take a tenth of a second on 1 Gbit/s, and fill the four buckets that a
-communicator has in flight. But a group cannot start before its last gradient is final,
-so the link has nothing to do before the first group is there; and when the backward
-pass ends, the step waits for the last group at least. So the first and the last one
-have 1/16 of that, 1 MiB, and each has twice as much as its neighbour, from both ends up
-to the full size.
+The numbers: a group cannot start before its last gradient is final. If the link needs
+as long for all gradients as the backward pass for computing them, it stands idle, all
+in all, for as long as it takes to compute the largest group: with 24 groups about 4 %
+of the pass. And when the pass ends, the step waits for the last group at least: it has
+a quarter of the full size, and so has the first one, with which the link begins; the
+size doubles from both ends. What a group costs beside its bytes (a meeting of the
+ranks, the hand-over to a thread) are some tenths of a millisecond. 1 MiB takes 8 ms on
+1 Gbit/s, so smaller groups would not be worth it; 16 MiB fill the four buckets that a
+communicator has in flight, and larger ones gain nothing.
 """
 
 from __future__ import annotations
@@ -21,10 +22,17 @@ import numpy as np
 
 from chainermn_ng.communicators.parameters import gradient_of, set_gradient
 
-#: Largest group, in bytes of gradients.
-DEFAULT_OVERLAP_BYTES = 16 * 1024 * 1024
-#: The first and the last group have this part of it.
-SMALLEST_PART = 16
+#: Bounds of the largest group, in bytes of gradients.
+SMALLEST_LIMIT, LARGEST_LIMIT = 1 << 20, 1 << 24
+#: Part of all gradients that the largest group has within these bounds.
+PART_OF_ALL = 24
+#: Part of the largest group that the first and the last one have.
+PART_AT_ENDS = 4
+
+
+def default_overlap_bytes(total: int) -> int:
+    """Return the limit of a group for so many bytes of gradients."""
+    return min(max(total // PART_OF_ALL, SMALLEST_LIMIT), LARGEST_LIMIT)
 
 
 def cut_into_groups(nbytes: Sequence[int], overlap_bytes: int) -> list[list[int]]:
@@ -35,7 +43,7 @@ def cut_into_groups(nbytes: Sequence[int], overlap_bytes: int) -> list[list[int]
     Args:
         nbytes: of each array.
         overlap_bytes: no group is larger, unless it is a single array; the first and
-            the last one have at most 1/16 of it, the next ones at most 2/16, and so on.
+            the last one have at most a quarter of it, their neighbours a half.
 
     Returns:
         list[list[int]]: indices, ascending throughout; no group is empty.
@@ -56,7 +64,7 @@ def _growing_groups(
 ) -> list[list[int]]:
     """Cut some of the arrays into groups of which each may have twice as much."""
     groups: list[list[int]] = []
-    limit, total = overlap_bytes / SMALLEST_PART, 0
+    limit, total = overlap_bytes / PART_AT_ENDS, 0
     for index in indices:
         if groups and total + nbytes[index] <= limit:
             groups[-1].append(index)

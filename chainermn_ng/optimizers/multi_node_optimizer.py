@@ -19,13 +19,17 @@ from chainermn_ng.communicators.model_sync import (
 from chainermn_ng.communicators.parameters import named_parameters
 from chainermn_ng.optimizers import optimizer_state
 from chainermn_ng.optimizers.double_buffering_snapshot import holds_averages
-from chainermn_ng.optimizers.gradient_groups import DEFAULT_OVERLAP_BYTES
 from chainermn_ng.optimizers.link_attributes import LinkAttributes, meets_other_ranks
 from chainermn_ng.optimizers.master_weights import (
     load_master_weights,
     save_master_weights,
 )
-from chainermn_ng.optimizers.overlap import GroupedMean, Options, OverlappedMean
+from chainermn_ng.optimizers.overlap import (
+    GroupedMean,
+    Options,
+    OverlappedMean,
+    Parameters,
+)
 from chainermn_ng.optimizers.overlap_plan import Planner
 from chainermn_ng.optimizers.same_weights import check_same_weights
 from chainermn_ng.optimizers.samples import (
@@ -78,7 +82,7 @@ class MultiNodeOptimizer:
         self.communicator = communicator
         self.zero_fill = zero_fill
         self._count_samples = count_samples
-        self._planner = planner or Planner("auto", DEFAULT_OVERLAP_BYTES)
+        self._planner = planner or Planner()
         self._identity: str | None = communicator.new_optimizer_identity()
         self._copied_from = ""
         # Paths of the parameters when all ranks last had the same model; None: never.
@@ -138,8 +142,9 @@ class MultiNodeOptimizer:
         meets = share is not None and meets_other_ranks(self.target)
         mean = None
         if lossfun is not None:
-            mean = self._compute_gradients(lossfun, args, kwds, share, meets)
-            parameters = named_parameters(self.target)
+            parameters, mean = self._compute_gradients(
+                lossfun, args, kwds, share, meets
+            )
             if meets:
                 share = None
         else:
@@ -189,7 +194,7 @@ class MultiNodeOptimizer:
 
     def _step(
         self,
-        parameters: Sequence[tuple[str, chainer.Parameter]],
+        parameters: Parameters,
         share: float | None,
         mean: GroupedMean | None = None,
     ) -> None:
@@ -209,20 +214,23 @@ class MultiNodeOptimizer:
             self.actual_optimizer.update(None)
 
     def _backward(
-        self, loss: chainer.Variable | None, share: float | None, is_counted: bool
+        self,
+        parameters: Parameters,
+        loss: chainer.Variable | None,
+        share: float | None,
+        is_counted: bool,
     ) -> GroupedMean | None:
         """Compute the gradients, and begin to average them if they are to overlap.
 
         Args:
+            parameters: of the model, after the forward pass.
             loss: of this rank; ``None`` if it has no samples.
             share: its part of all samples.
             is_counted: whether its gradients have a part in the average.
         """
-        comm, parameters = self.communicator, named_parameters(self.target)
         initialised = [item for item in parameters if item[1].is_initialized]
-        plan = self._planner.plan(
-            comm, initialised, loss, self._label("plan how the gradients travel")
-        )
+        label = self._label("plan how the gradients travel")
+        plan = self._planner.plan(self.communicator, initialised, loss, label)
         mean = self._mean(
             plan.of(initialised), parameters, share, in_background=plan.in_background
         )
@@ -233,8 +241,8 @@ class MultiNodeOptimizer:
 
     def _mean(
         self,
-        groups: Sequence[Sequence[tuple[str, chainer.Parameter]]],
-        parameters: Sequence[tuple[str, chainer.Parameter]],
+        groups: Sequence[Parameters],
+        parameters: Parameters,
         share: float | None,
         in_background: bool = False,
     ) -> GroupedMean:
@@ -254,9 +262,7 @@ class MultiNodeOptimizer:
         """Return a context whose duration a timeline shows, if one records."""
         return recorded_span(self.communicator.engine.recorder, name)
 
-    def _check_weights(
-        self, parameters: Sequence[tuple[str, chainer.Parameter]]
-    ) -> None:
+    def _check_weights(self, parameters: Parameters) -> None:
         engine = self.communicator.engine
         if engine.is_debugging:
             label = self._label(f"weights after step {self.actual_optimizer.t}")
@@ -273,13 +279,19 @@ class MultiNodeOptimizer:
 
     def _compute_gradients(
         self, lossfun: Any, args: Any, kwds: Any, share: float | None, meets: bool
-    ) -> GroupedMean | None:
-        """Run the loss function and the backward pass; see :meth:`_backward`."""
+    ) -> tuple[Parameters, GroupedMean | None]:
+        """Run the loss function and the backward pass.
+
+        Returns:
+            The model's parameters after the forward pass, and what :meth:`_backward`
+            has returned.
+        """
         actual = self.actual_optimizer
         if share == 0 and not self._lazy and not meets:
             # A loss over no samples is NaN or an error; it has no part in the mean.
             actual.target.cleargrads()
-            return self._backward(None, share, is_counted=False)
+            parameters = named_parameters(self.target)
+            return parameters, self._backward(parameters, None, share, False)
         # A sample that fills an empty batch is not to be in joint statistics.
         with uncounted_batch(meets and share == 0):
             loss = self._compute_loss(lossfun, args, kwds)
@@ -292,8 +304,10 @@ class MultiNodeOptimizer:
                 # Before the backward pass, in which gradients travel between the ranks.
                 loss = loss * (share * self.communicator.size)
                 share = None
+            parameters = named_parameters(self.target)
             # Without samples they are zero, or the NaN of a loss over none.
-            return self._backward(loss, share, is_counted)
+            mean = self._backward(parameters, loss, share, is_counted)
+            return parameters, mean
 
     def _compute_loss(self, lossfun: Any, args: Any, kwds: Any) -> Any:
         """Return the loss; all ranks have the parameters that it was computed from.
@@ -451,7 +465,9 @@ class MultiNodeOptimizer:
     def _become_a_copy(self) -> None:
         self._copied_from = self._identity or self._copied_from
         self._identity = None
+        # One rank may set up its copy with another model.
+        self._planner = copy.copy(self._planner)
 
 
-def _paths(parameters: Sequence[tuple[str, chainer.Parameter]]) -> tuple[str, ...]:
+def _paths(parameters: Parameters) -> tuple[str, ...]:
     return tuple(name for name, _ in parameters)

@@ -11,7 +11,11 @@ import chainer
 
 from chainermn_ng.backward import functions_of, order_of_completion
 from chainermn_ng.communicators import ChainerCommunicator
-from chainermn_ng.optimizers.gradient_groups import SMALLEST_PART, cut_into_groups
+from chainermn_ng.optimizers.gradient_groups import (
+    SMALLEST_LIMIT,
+    cut_into_groups,
+    default_overlap_bytes,
+)
 from chainermn_ng.optimizers.overlap import Parameters, go_by_nccl, is_collective
 
 _logger = logging.getLogger("chainermn_ng")
@@ -65,17 +69,23 @@ class Planner:
 
     Args:
         overlap: ``"auto"``, ``True`` or ``False``.
-        overlap_bytes: see :func:`cut_into_groups`.
+        overlap_bytes: see :func:`cut_into_groups`; ``None`` for
+            :func:`default_overlap_bytes`.
 
     Raises:
         ValueError: another value.
     """
 
-    def __init__(self, overlap: bool | str, overlap_bytes: int) -> None:
+    def __init__(
+        self, overlap: bool | str = "auto", overlap_bytes: int | None = None
+    ) -> None:
         if not isinstance(overlap, bool) and overlap != "auto":
             raise ValueError(f"overlap={overlap!r}: expected 'auto', True or False")
-        if not isinstance(overlap_bytes, int) or overlap_bytes < 1:
-            raise ValueError(f"overlap_bytes={overlap_bytes!r}: expected 1 or more")
+        is_number = isinstance(overlap_bytes, int) and overlap_bytes >= 1
+        if overlap_bytes is not None and not is_number:
+            raise ValueError(
+                f"overlap_bytes={overlap_bytes!r}: expected None, or 1 or more"
+            )
         self.overlap = overlap
         self.overlap_bytes = overlap_bytes
         self._plan: Plan | None = None
@@ -105,7 +115,7 @@ class Planner:
         if self._plan is None or self._plan.names != names:
             # A model of one group needs no order.
             nbytes = sum(parameter.raw_array.nbytes for _, parameter in parameters)
-            if comm.size == 1 or nbytes <= self.overlap_bytes // SMALLEST_PART:
+            if comm.size == 1 or nbytes <= (self.overlap_bytes or SMALLEST_LIMIT):
                 self._plan = Plan(names, (names,))
             else:
                 self._plan = self._made(comm, parameters, loss, label)
@@ -123,10 +133,11 @@ class Planner:
         table = comm.allgather_obj(_told(comm, parameters, loss))
         order = common_order(table, len(parameters))
         sizes = [parameters[i][1].raw_array.nbytes for i in order]
+        limit = self.overlap_bytes or default_overlap_bytes(sum(sizes))
         names = tuple(name for name, _ in parameters)
         groups = tuple(
             tuple(sorted(names[order[i]] for i in group))
-            for group in cut_into_groups(sizes, self.overlap_bytes)
+            for group in cut_into_groups(sizes, limit)
         )
         why_not = None
         if self.overlap == "auto":

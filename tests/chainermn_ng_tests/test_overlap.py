@@ -1,5 +1,6 @@
 """Gradients that travel during the backward pass: the same bits, groups and errors."""
 
+import copy
 import logging
 import warnings
 
@@ -9,7 +10,14 @@ import chainer.links as L
 import numpy as np
 import pytest
 from chainer import optimizer_hooks
-from helpers.chainer_models import are_close, batches, part, same_on_all_ranks, weights
+from helpers.chainer_models import (
+    MLP,
+    are_close,
+    batches,
+    part,
+    same_on_all_ranks,
+    weights,
+)
 from helpers.deep_models import SMALL_GROUPS, Deep, bits, trained
 from helpers.errors import assert_all_raise
 from helpers.jobs import run_job
@@ -24,11 +32,11 @@ from chainermn_ng.optimizers import (
     overlap_plan,
 )
 from chainermn_ng.optimizers.gradient_groups import cut_into_groups, own_gradient
-from chainermn_ng.optimizers.overlap_plan import Planner, Told, common_order
+from chainermn_ng.optimizers.overlap_plan import Told, common_order
 from communicators import CommunicatorError, MismatchError, UnavailableError
 
 DATA = batches(3, 12)
-MANY = 5  # groups of Deep's gradients with SMALL_GROUPS
+MANY = 8  # groups of Deep's gradients with SMALL_GROUPS
 
 
 def agreements(comm):
@@ -333,16 +341,21 @@ def test_the_order_is_that_of_the_lowest_rank_with_a_graph(comm):
 @pytest.mark.parametrize(
     ("nbytes", "overlap_bytes", "groups"),
     [
-        ([], 64, []),
-        ([1000], 64, [[0]]),
-        ([1, 1, 1, 1], 64, [[0, 1, 2, 3]]),
-        ([1, 2, 2, 2], 64, [[0, 1], [2, 3]]),
-        ([4] * 16, 64, [[0], [*range(1, 9)], [*range(9, 13)], [13, 14], [15]]),
-        ([0, 100, 0, 100], 64, [[0], [1], [2], [3]]),
+        ([], 16, []),
+        ([1000], 16, [[0]]),
+        ([1, 2, 2, 2], 16, [[0, 1], [2, 3]]),
+        (
+            [2, 2] * 8,
+            16,
+            [[0, 1], [2, 3, 4, 5], [6, 7], [8, 9], [10, 11, 12, 13], [14, 15]],
+        ),
+        # In the middle what is left of both halves.
+        ([2] * 12, 8, [[0], [1, 2], [3, 4, 5], [6, 7, 8], [9, 10], [11]]),
+        ([0, 100, 0, 100], 16, [[0], [1], [2], [3]]),
         ([3, 3, 3], 1, [[0], [1], [2]]),
     ],
 )
-def test_groups_grow_from_the_last_one(nbytes, overlap_bytes, groups):
+def test_groups_grow_from_both_ends(nbytes, overlap_bytes, groups):
     found = cut_into_groups(nbytes, overlap_bytes)
     assert [i for group in found for i in group] == [*range(len(nbytes))]
     assert found == groups
@@ -488,7 +501,7 @@ def test_bad_arguments(comm):
     for options, text in [
         ({"overlap": "yes"}, "'auto', True or False"),
         ({"overlap": 1}, "'auto', True or False"),
-        ({"overlap_bytes": 0}, "1 or more"),
+        ({"overlap_bytes": 0}, "None, or 1 or more"),
         ({"overlap": True, "double_buffering": True}, "exclude each other"),
     ]:
         with pytest.raises(ValueError, match=text):
@@ -552,12 +565,17 @@ def test_the_order_that_all_ranks_take():
 
 @pytest.mark.parallel([2])
 def test_another_model_has_another_plan(comm):
-    planner = Planner(True, SMALL_GROUPS)
     model = Deep(0)
     optimizer = trained(comm, DATA[:1], model=model, overlap=True)
     plan = optimizer._planner._plan
     assert len(plan.groups) == MANY
-    assert planner._plan is None
+    if comm.rank == 0:
+        # A copy's model is no matter of the original.
+        copy.copy(optimizer).setup(MLP())
+    assert optimizer._planner._plan is plan
+    optimizer.setup(model)
+    optimizer.update(model, *part(comm, DATA[1]))
+    assert_all_ranks(comm, optimizer._planner._plan == plan)
     optimizer.setup(L.Classifier(L.Linear(5, 300)))
     for batch in DATA[1:3]:
         optimizer.update(optimizer.target, *part(comm, batch))

@@ -13,7 +13,7 @@ from chainermn_ng.optimizers import create_multi_node_optimizer
 from helpers.chainer_models import part
 
 #: Makes groups of one to four of a ``Deep`` model's arrays.
-SMALL_GROUPS = 1024
+SMALL_GROUPS = 256
 
 
 class Deep(chainer.Chain):
