@@ -68,11 +68,19 @@ def grid_all_reduce(
         tag: of the operation.
     Cost: sum of 2(p_i - 1) steps.
     """
+    scattering = list(groups)
+    last: Group | None = None
+    if not isinstance(buffer, DeviceBuffer):
+        # The innermost reduce-scatter and all-gather together are an all-reduce, for
+        # which two ranks have a shorter way.
+        last = scattering.pop()
     parts: list[Any] = [buffer]
-    for group in groups:
+    for group in scattering:
         part = yield from group.reduce_scatter(parts[-1], op, tag)
         parts.append(part)
-    for group, part in zip(reversed(groups), reversed(parts[:-1]), strict=True):
+    if last is not None and parts[-1].size:
+        yield from last.all_reduce(parts[-1], op, tag)
+    for group, part in zip(reversed(scattering), reversed(parts[:-1]), strict=True):
         yield from group.all_gather(part, tag)
 
 

@@ -17,8 +17,8 @@ class HierarchicalCommunicator(CommunicatorBase):
 
     Hosts may have different numbers of ranks.
 
-    Cost: in the host every rank but the last sends and receives M bytes each way; the
-    leaders send 2(1 - 1/N) M bytes to each other (N hosts).
+    Cost: in the host every rank sends, or copies from the others, at most 2 M bytes;
+    the leaders send 2(1 - 1/N) M bytes to each other (N hosts).
     """
 
     name = "hierarchical"

@@ -74,8 +74,10 @@ if comm.rank == 0:
 """
 
 
-def test_the_named_communicators_send_what_they_promise():
-    job = run_job(6, ["-c", NAMED], timeout_s=100)
+@pytest.mark.parametrize("crosses_memory", [True, False])
+def test_the_named_communicators_send_what_they_promise(crosses_memory):
+    env = {"CHAINERMN_NG_CROSS_MEMORY": str(int(crosses_memory))}
+    job = run_job(6, ["-c", NAMED], env=env, timeout_s=100)
     assert job.returncode == 0, job.output
     rows = json.loads(job.stdout)
     m, p, g, n = 36 * 100 * 4, 6, 3, 2
@@ -86,8 +88,13 @@ def test_the_named_communicators_send_what_they_promise():
         assert sent["inter"] == 2 * (n - 1) * m // g // n
     for name in ("hierarchical", "non_cuda_aware"):
         intra = [sent["intra"] for sent in rows[name]]
-        # Every rank but the leader sends up; every rank but the last sends down.
-        assert intra == [m, 2 * m, m] * 2
+        if crosses_memory:
+            # All copy what they add up, the leader the results, and the others those.
+            others = (g - 1) * m // g + m
+            assert intra == [2 * (g - 1) * m // g, others, others] * 2
+        else:
+            # Every rank but the leader sends up; every rank but the last sends down.
+            assert intra == [m, 2 * m, m] * 2
         inter = [sent.get("inter", 0) for sent in rows[name]]
         assert inter == [2 * (n - 1) * m // n, 0, 0] * 2
 
