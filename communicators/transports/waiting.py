@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,6 +19,11 @@ _YIELD_UNTIL_S = 0.005
 _SHORT_SLEEP_S = 50e-6
 _LONG_SLEEP_S = 1e-3
 _LONG_AFTER_S = 1.0
+# In a thread beside one that computes, polling takes the core, and Python's lock, from
+# what it is to hide behind. Meanwhile the network fills the buffers of the sockets, which
+# hold more than comes in such a time.
+_BACKGROUND_POLLS = 2
+_BACKGROUND_SLEEP_S = 200e-6
 
 #: How often a rank that waits looks whether another one asks where it is.
 LISTEN_EVERY_S = 0.25
@@ -29,6 +35,10 @@ class Backoff:
     def __init__(self) -> None:
         self._polls = 0
         self._start = 0.0
+        is_background = threading.current_thread() is not threading.main_thread()
+        self._most_polls = _BACKGROUND_POLLS if is_background else _POLLS
+        self._yield_until_s = 0.0 if is_background else _YIELD_UNTIL_S
+        self._short_sleep_s = _BACKGROUND_SLEEP_S if is_background else _SHORT_SLEEP_S
 
     @property
     def waited_s(self) -> float:
@@ -38,15 +48,16 @@ class Backoff:
     def pause(self) -> None:
         """Poll again at once, yield the core, or sleep, by how long it has taken."""
         self._polls += 1
-        if self._polls <= _POLLS:
+        if self._polls <= self._most_polls:
             return
         if not self._start:
             self._start = time.monotonic()
         waited = time.monotonic() - self._start
-        if waited < _YIELD_UNTIL_S:
+        if waited < self._yield_until_s:
             os.sched_yield() if hasattr(os, "sched_yield") else time.sleep(0)
         else:
-            time.sleep(_SHORT_SLEEP_S if waited < _LONG_AFTER_S else _LONG_SLEEP_S)
+            is_short = waited < _LONG_AFTER_S
+            time.sleep(self._short_sleep_s if is_short else _LONG_SLEEP_S)
 
 
 def wait_all(
