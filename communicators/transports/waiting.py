@@ -20,8 +20,8 @@ _SHORT_SLEEP_S = 50e-6
 _LONG_SLEEP_S = 1e-3
 _LONG_AFTER_S = 1.0
 # In a thread beside one that computes, polling takes the core, and Python's lock, from
-# what it is to hide behind. Meanwhile the network fills the buffers of the sockets, which
-# hold more than comes in such a time.
+# what it is to hide behind. Meanwhile the network fills the buffers of the sockets,
+# which hold more than comes in such a time.
 _BACKGROUND_POLLS = 2
 _BACKGROUND_SLEEP_S = 200e-6
 
