@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         MultiNodeSnapshot,
         multi_node_snapshot,
     )
+    from chainermn_ng.extensions.timeline import Timeline
 
 __all__ = [
     "AggregateObservations",
@@ -35,6 +36,7 @@ __all__ = [
     "MultiNodeEarlyStoppingTrigger",
     "MultiNodeSnapshot",
     "ObservationAggregator",
+    "Timeline",
     "create_multi_node_checkpointer",
     "create_multi_node_evaluator",
     "multi_node_snapshot",
@@ -61,5 +63,6 @@ __getattr__, __dir__ = lazy_names(
             "MultiNodeSnapshot",
             "multi_node_snapshot",
         ],
+        "chainermn_ng.extensions.timeline": ["Timeline"],
     },
 )

@@ -206,6 +206,9 @@ def _checked_axis(
 
 
 class _Normalization(function_node.FunctionNode):
+    # Its backward pass is collective; so is that of its gradient.
+    meets_other_ranks = True
+
     def __init__(
         self,
         statistics: BatchStatistics,
@@ -257,6 +260,8 @@ class _Normalization(function_node.FunctionNode):
 
 class _NormalizationGrad(function_node.FunctionNode):
     """From ``x, gamma, gy`` to the gradients of ``x``, ``gamma`` and ``beta``."""
+
+    meets_other_ranks = True
 
     def __init__(self, statistics: BatchStatistics) -> None:
         self._statistics = statistics

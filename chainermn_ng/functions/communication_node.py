@@ -47,7 +47,11 @@ class CommunicationNode(chainer.FunctionNode):
 
     Attributes:
         engine (communicators.CommunicatorBase): that moves the arrays.
+        meets_other_ranks (bool): says to the optimizer that its backward pass is
+            collective.
     """
+
+    meets_other_ranks = True
 
     def __init__(self, engine: communicators.CommunicatorBase) -> None:
         super().__init__()

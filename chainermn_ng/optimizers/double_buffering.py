@@ -22,6 +22,7 @@ from chainermn_ng.optimizers.double_buffering_snapshot import (
     save_averages,
 )
 from chainermn_ng.optimizers.multi_node_optimizer import MultiNodeOptimizer
+from chainermn_ng.optimizers.overlap import GroupedMean, Parameters
 from communicators import CommunicationTimeoutError
 
 
@@ -117,8 +118,24 @@ class DoubleBufferingOptimizer(MultiNodeOptimizer):
 
     # -- parts of the base class's methods ---------------------------------------------
 
+    def _backward(
+        self,
+        parameters: Parameters,
+        loss: chainer.Variable | None,
+        share: float | None,
+        is_counted: bool,
+    ) -> None:
+        if loss is not None:
+            with self._recorded("backward"):
+                loss.backward(loss_scale=self.actual_optimizer._loss_scale)
+        if not is_counted:
+            self.actual_optimizer.target.cleargrads()
+
     def _step(
-        self, parameters: Sequence[tuple[str, chainer.Parameter]], share: float | None
+        self,
+        parameters: Parameters,
+        share: float | None,
+        mean: GroupedMean | None = None,
     ) -> None:
         comm, actual = self.communicator, self.actual_optimizer
         background = comm.background(self._label("start the background thread"))
@@ -159,7 +176,8 @@ class DoubleBufferingOptimizer(MultiNodeOptimizer):
     ) -> None:
         average.averages().put_into(parameters, self.zero_fill)
         average.keep()
-        self.actual_optimizer.update(None)
+        with self._recorded("update"):
+            self.actual_optimizer.update(None)
 
     def _take_failure(
         self, parameters: Sequence[tuple[str, chainer.Parameter]]
@@ -170,7 +188,8 @@ class DoubleBufferingOptimizer(MultiNodeOptimizer):
         """
         if self._in_flight is None:
             return None
-        error = self._in_flight.failure()
+        with self._recorded("average"):
+            error = self._in_flight.failure()
         if error is None:
             return self._in_flight.averages().misfit(parameters)
         self._replace_in_flight(None)

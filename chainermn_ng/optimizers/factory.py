@@ -9,6 +9,7 @@ import chainer
 from chainermn_ng.communicators import ChainerCommunicator
 from chainermn_ng.optimizers.double_buffering import DoubleBufferingOptimizer
 from chainermn_ng.optimizers.multi_node_optimizer import MultiNodeOptimizer
+from chainermn_ng.optimizers.overlap_plan import Planner
 
 
 def create_multi_node_optimizer(
@@ -18,6 +19,8 @@ def create_multi_node_optimizer(
     zero_fill: bool = True,
     *,
     count_samples: Callable[..., int] | None = None,
+    overlap: bool | str = "auto",
+    overlap_bytes: int | None = None,
 ) -> MultiNodeOptimizer:
     """Make a Chainer optimizer work on all ranks together. Not collective itself.
 
@@ -45,6 +48,13 @@ def create_multi_node_optimizer(
             ``optimizer.update(None, *batch)``. In a model whose forward pass is
             collective (:class:`~chainermn_ng.links.MultiNodeBatchNormalization`)
             ranks without samples run the loss function, too.
+        overlap: average gradients while ``update`` still computes others, without
+            changing any bit of the result: ``True``, ``False``, or ``"auto"`` for where
+            it can help. Only for an ``update`` with a loss function; needs an MPI
+            library with ``MPI_THREAD_MULTIPLE``. See ``docs/source/overlap.md``.
+        overlap_bytes: gradients travel in groups of at most this size, overlap or not;
+            by default 1/24 of all, but at least 1 MiB and at most 16 MiB. Must be the
+            same on all ranks.
 
     Returns:
         MultiNodeOptimizer: a stand-in for ``actual_optimizer``; with double buffering
@@ -52,6 +62,8 @@ def create_multi_node_optimizer(
 
     Raises:
         TypeError: ``communicator`` takes no models, or there is no optimizer.
+        ValueError: ``overlap`` or ``overlap_bytes`` is out of range, or there is to be
+            both overlap and double buffering.
     """
     if not isinstance(communicator, ChainerCommunicator):
         raise TypeError(
@@ -64,5 +76,17 @@ def create_multi_node_optimizer(
             "create_multi_node_optimizer: expected a chainer.Optimizer; got "
             f"{type(actual_optimizer).__qualname__}"
         )
-    kind = DoubleBufferingOptimizer if double_buffering else MultiNodeOptimizer
-    return kind(actual_optimizer, communicator, zero_fill, count_samples)
+    planner = Planner(overlap, overlap_bytes)
+    if not double_buffering:
+        return MultiNodeOptimizer(
+            actual_optimizer, communicator, zero_fill, count_samples, planner
+        )
+    if overlap is True:
+        raise ValueError(
+            "create_multi_node_optimizer: overlap=True and double_buffering=True "
+            "exclude each other: double buffering averages a gradient during the whole "
+            "of the next step. Leave one of them out"
+        )
+    return DoubleBufferingOptimizer(
+        actual_optimizer, communicator, zero_fill, count_samples
+    )

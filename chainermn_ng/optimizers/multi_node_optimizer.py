@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import copy
-import operator
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import chainer
-import numpy as np
 from chainer.serializer import Deserializer
 
 from chainermn_ng.communicators import ChainerCommunicator
-from chainermn_ng.communicators.gradients import mean_gradients
 from chainermn_ng.communicators.model_sync import (
     settle_lazy_parameters,
     synchronise_model,
@@ -26,12 +24,21 @@ from chainermn_ng.optimizers.master_weights import (
     load_master_weights,
     save_master_weights,
 )
+from chainermn_ng.optimizers.overlap import (
+    GroupedMean,
+    Options,
+    OverlappedMean,
+    Parameters,
+)
+from chainermn_ng.optimizers.overlap_plan import Planner
 from chainermn_ng.optimizers.same_weights import check_same_weights
 from chainermn_ng.optimizers.samples import (
+    share_of_samples,
     warn_if_batch_exceeds_shard,
     warn_if_shards_differ,
 )
 from chainermn_ng.uncounted import uncounted_batch
+from communicators.recording import recorded_span
 
 _MAX_FORWARDS = 3
 
@@ -59,6 +66,7 @@ class MultiNodeOptimizer:
             "_known",
             "_lazy",
             "_batch_is_checked",
+            "_planner",
         }
     )
 
@@ -68,11 +76,13 @@ class MultiNodeOptimizer:
         communicator: ChainerCommunicator,
         zero_fill: bool = True,
         count_samples: Callable[..., int] | None = None,
+        planner: Planner | None = None,
     ) -> None:
         self.actual_optimizer = actual_optimizer
         self.communicator = communicator
         self.zero_fill = zero_fill
         self._count_samples = count_samples
+        self._planner = planner or Planner()
         self._identity: str | None = communicator.new_optimizer_identity()
         self._copied_from = ""
         # Paths of the parameters when all ranks last had the same model; None: never.
@@ -91,6 +101,7 @@ class MultiNodeOptimizer:
         """
         self.actual_optimizer.setup(link)
         self._known = None
+        self._planner.forget()
         return self
 
     def update(self, lossfun: Any = None, *args: Any, **kwds: Any) -> None:
@@ -129,15 +140,11 @@ class MultiNodeOptimizer:
             warn_if_batch_exceeds_shard(self.communicator, args, kwds)
         share = self._share(args, kwds)
         meets = share is not None and meets_other_ranks(self.target)
-        if lossfun is not None and share == 0 and not self._lazy and not meets:
-            # A loss over no samples is NaN or an error; it has no part in the mean.
-            self.actual_optimizer.target.cleargrads()
-        elif lossfun is not None:
-            weight = share * self.communicator.size if meets else None
-            # A sample that fills an empty batch is not to be in joint statistics.
-            with uncounted_batch(weight == 0):
-                self._compute_gradients(lossfun, args, kwds, weight)
-            parameters = named_parameters(self.target)
+        mean = None
+        if lossfun is not None:
+            parameters, mean = self._compute_gradients(
+                lossfun, args, kwds, share, meets
+            )
             if meets:
                 share = None
         else:
@@ -145,7 +152,7 @@ class MultiNodeOptimizer:
                 self._warn_of_first_gradient()
             if meets and abs(share * self.communicator.size - 1) > 1e-6:
                 self._warn_of_late_weight()
-        self._step(parameters, share)
+        self._step(parameters, share, mean)
         self._check_weights(parameters)
 
     def flush(self) -> None:
@@ -186,24 +193,76 @@ class MultiNodeOptimizer:
         self._lazy = tuple(name for name, p in parameters if p.array is None)
 
     def _step(
-        self, parameters: Sequence[tuple[str, chainer.Parameter]], share: float | None
+        self,
+        parameters: Parameters,
+        share: float | None,
+        mean: GroupedMean | None = None,
     ) -> None:
-        """Average the gradients, of which this rank's part is ``share``; apply them."""
-        actual = self.actual_optimizer
-        settings = optimizer_state.describe_hyperparameters(actual, parameters)
-        mean_gradients(
-            self.communicator.engine,
-            parameters,
-            f"{self._label('mean of the gradients')} [{settings}]",
-            zero_fill=self.zero_fill,
-            loss_scale=actual._loss_scale,
-            share=share,
-        )
-        actual.update(None)
+        """Average the gradients and apply them.
 
-    def _check_weights(
-        self, parameters: Sequence[tuple[str, chainer.Parameter]]
-    ) -> None:
+        Args:
+            parameters: of the model.
+            share: this rank's part of all samples.
+            mean: what :meth:`_backward` has returned; ``None`` without a loss function.
+        """
+        if mean is None:
+            initialised = [item for item in parameters if item[1].is_initialized]
+            mean = self._mean([initialised], parameters, share)
+        with self._recorded("average"):
+            mean.finish()
+        with self._recorded("update"):
+            self.actual_optimizer.update(None)
+
+    def _backward(
+        self,
+        parameters: Parameters,
+        loss: chainer.Variable | None,
+        share: float | None,
+        is_counted: bool,
+    ) -> GroupedMean | None:
+        """Compute the gradients, and begin to average them if they are to overlap.
+
+        Args:
+            parameters: of the model, after the forward pass.
+            loss: of this rank; ``None`` if it has no samples.
+            share: its part of all samples.
+            is_counted: whether its gradients have a part in the average.
+        """
+        initialised = [item for item in parameters if item[1].is_initialized]
+        label = self._label("plan how the gradients travel")
+        plan = self._planner.plan(self.communicator, initialised, loss, label)
+        mean = self._mean(
+            plan.of(initialised), parameters, share, in_background=plan.in_background
+        )
+        if loss is not None:
+            with self._recorded("backward"):
+                mean.backward(loss, is_counted)
+        return mean
+
+    def _mean(
+        self,
+        groups: Sequence[Parameters],
+        parameters: Parameters,
+        share: float | None,
+        in_background: bool = False,
+    ) -> GroupedMean:
+        comm, actual = self.communicator, self.actual_optimizer
+
+        def label() -> str:
+            settings = optimizer_state.describe_hyperparameters(actual, parameters)
+            return f"{self._label('mean of the gradients')} [{settings}]"
+
+        options = Options(self.zero_fill, actual._loss_scale, share)
+        if not in_background:
+            return GroupedMean(comm.engine, groups, label, options)
+        background = comm.background(self._label("start the background thread"))
+        return OverlappedMean(comm.engine, groups, label, options, background)
+
+    def _recorded(self, name: str) -> AbstractContextManager[None]:
+        """Return a context whose duration a timeline shows, if one records."""
+        return recorded_span(self.communicator.engine.recorder, name)
+
+    def _check_weights(self, parameters: Parameters) -> None:
         engine = self.communicator.engine
         if engine.is_debugging:
             label = self._label(f"weights after step {self.actual_optimizer.t}")
@@ -219,12 +278,46 @@ class MultiNodeOptimizer:
         optimizer_state.apply(self.actual_optimizer, state)
 
     def _compute_gradients(
-        self, lossfun: Any, args: Any, kwds: Any, weight: float | None
-    ) -> None:
+        self, lossfun: Any, args: Any, kwds: Any, share: float | None, meets: bool
+    ) -> tuple[Parameters, GroupedMean | None]:
+        """Run the loss function and the backward pass.
+
+        Returns:
+            The model's parameters after the forward pass, and what :meth:`_backward`
+            has returned.
+        """
         actual = self.actual_optimizer
+        if share == 0 and not self._lazy and not meets:
+            # A loss over no samples is NaN or an error; it has no part in the mean.
+            actual.target.cleargrads()
+            parameters = named_parameters(self.target)
+            return parameters, self._backward(parameters, None, share, False)
+        # A sample that fills an empty batch is not to be in joint statistics.
+        with uncounted_batch(meets and share == 0):
+            loss = self._compute_loss(lossfun, args, kwds)
+            if getattr(actual, "_use_cleargrads", True):
+                actual.target.cleargrads()
+            else:
+                actual.target.zerograds()
+            is_counted = share != 0
+            if meets:
+                # Before the backward pass, in which gradients travel between the ranks.
+                loss = loss * (share * self.communicator.size)
+                share = None
+            parameters = named_parameters(self.target)
+            # Without samples they are zero, or the NaN of a loss over none.
+            mean = self._backward(parameters, loss, share, is_counted)
+            return parameters, mean
+
+    def _compute_loss(self, lossfun: Any, args: Any, kwds: Any) -> Any:
+        """Return the loss; all ranks have the parameters that it was computed from.
+
+        The forward pass may give parameters their shape and values.
+        """
         for n_left in reversed(range(_MAX_FORWARDS)):
-            before = LinkAttributes(actual.target) if self._lazy else None
-            loss = lossfun(*args, **kwds)
+            before = LinkAttributes(self.target) if self._lazy else None
+            with self._recorded("forward"):
+                loss = lossfun(*args, **kwds)
             if before is None or not self._settle():
                 break
             # The values that the loss was computed from are gone on some ranks.
@@ -233,17 +326,7 @@ class MultiNodeOptimizer:
                 break
             loss = None
             before.restore()
-        if getattr(actual, "_use_cleargrads", True):
-            actual.target.cleargrads()
-        else:
-            actual.target.zerograds()
-        if weight is not None:
-            # Before the backward pass, in which gradients travel between the ranks.
-            loss = loss * weight
-        loss.backward(loss_scale=actual._loss_scale)
-        if weight == 0:
-            # They are zero, or the NaN of a loss over no samples.
-            actual.target.cleargrads()
+        return loss
 
     def _synchronise(self, has_gradients: bool) -> None:
         comm = self.communicator
@@ -279,22 +362,11 @@ class MultiNodeOptimizer:
 
     def _share(self, args: Any, kwds: Any) -> float | None:
         """Return this rank's part of all samples, if they are to be counted."""
-        if self._count_samples is None:
+        count = self._count_samples
+        if count is None:
             return None
-        comm = self.communicator
         label = self._label("count the samples")
-        try:
-            n_samples = operator.index(self._count_samples(*args, **kwds))
-            if n_samples < 0:
-                raise ValueError(f"count_samples returned {n_samples}")
-        except Exception as error:
-            comm.engine.agree(label, error=error)
-            raise
-        comm.engine.agree(label)
-        total = int(comm.allreduce(np.array(n_samples, np.int64)))
-        if total == 0:
-            raise ValueError(f"{label}: no rank has any")
-        return n_samples / total
+        return share_of_samples(self.communicator, label, lambda: count(*args, **kwds))
 
     # -- what the ranks compare, and tell ---------------------------------------------
 
@@ -393,7 +465,9 @@ class MultiNodeOptimizer:
     def _become_a_copy(self) -> None:
         self._copied_from = self._identity or self._copied_from
         self._identity = None
+        # One rank may set up its copy with another model.
+        self._planner = copy.copy(self._planner)
 
 
-def _paths(parameters: Sequence[tuple[str, chainer.Parameter]]) -> tuple[str, ...]:
+def _paths(parameters: Parameters) -> tuple[str, ...]:
     return tuple(name for name, _ in parameters)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import operator
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from chainermn_ng.communicators import ChainerCommunicator
 
@@ -19,6 +22,34 @@ def count_first_argument(*args: Any, **kwargs: Any) -> int:
         "count_samples: no argument of the loss function has a length; give a "
         "function of its arguments that returns the number of samples"
     )
+
+
+def share_of_samples(
+    comm: ChainerCommunicator, label: str, count: Callable[[], int]
+) -> float:
+    """Return this rank's part of all ranks' samples. Collective.
+
+    Args:
+        comm: the ranks.
+        label: names the operation in errors.
+        count: returns this rank's number of samples, 0 or more.
+
+    Raises:
+        Exception: ``count`` fails on some rank; on all of them.
+        ValueError: no rank has any.
+    """
+    try:
+        n_samples = operator.index(count())
+        if n_samples < 0:
+            raise ValueError(f"count_samples returned {n_samples}")
+    except Exception as error:
+        comm.engine.agree(label, error=error)
+        raise
+    comm.engine.agree(label)
+    total = int(comm.allreduce(np.array(n_samples, np.int64)))
+    if total == 0:
+        raise ValueError(f"{label}: no rank has any")
+    return n_samples / total
 
 
 def warn_if_batch_exceeds_shard(

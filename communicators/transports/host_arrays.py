@@ -9,7 +9,7 @@ one rank has computed them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,8 +21,8 @@ from communicators.transports.cross_memory import MAX_PIECES, Process, address_o
 
 #: Bytes of a block. It is copied, scaled, reduced and copied back while it is in the
 #: second-level cache; a smaller one makes more calls. Measured, with two ranks on a
-#: cache of 512 KiB: 128 KiB takes 1.4 times, 512 KiB about as long.
-BLOCK_BYTES = 256 * 1024
+#: cache of 512 KiB: 256 KiB takes 1.15 times as long, 512 KiB as long.
+BLOCK_BYTES = 384 * 1024
 #: Blocks are smaller where there are not enough of them for all ranks, down to this.
 MIN_BLOCK_BYTES = 4 * 1024
 #: Pieces shorter than this are copied together by the kernel, own ones as well: a call
@@ -179,135 +179,175 @@ def reduce_blocks(
     pieces = work.pieces(tables)
     row, item = pieces.strides[0], pieces.strides[1]
     base = address_of(pieces)
-    desk = _Desk(len(processes), rank, work.most_bytes, ufunc_of(op), scale)
+    desk = _Desk(work, ufunc_of(op), scale)
     copied, at = 0, 0
     # Infinities, and sums of halves that become infinite, are for the caller to find.
     with np.errstate(all="ignore"):
         for block in work.blocks:
             n_pieces = len(block.indices)
-            local = base + rank * row + at * item
             nbytes = block.n_elems * block.dtype.itemsize
+            remote = [base + r * row + at * item for r in range(len(processes))]
             are_short = nbytes < n_pieces * SHORT_PIECE_BYTES
-            own = None
-            if not are_short:
+            desk.lay_out(block)
+            if are_short:
+                processes[rank].read_pieces(
+                    desk.raw_piece, 1, remote[rank], n_pieces, nbytes
+                )
+                desk.take_own_raw()
+            else:
                 own = [
                     flats[i][start : start + n]
                     for i, start, n in zip(
                         block.indices, block.starts, block.lengths, strict=True
                     )
                 ]
-            desk.lay_out(block)
-            for other, process in enumerate(processes):
-                remote = base + other * row + at * item
-                if other != rank or are_short:
-                    process.read_pieces(
-                        desk.raw_pieces[other], 1, remote, n_pieces, nbytes
-                    )
-                    desk.widen(other)
-            if own is not None:
                 desk.take_own(own)
-            desk.reduce(own)
-            if are_short:
-                local, n_local = desk.result_piece, 1
-            else:
-                n_local = n_pieces
             for other, process in enumerate(processes):
-                remote = base + other * row + at * item
+                is_last = other == len(processes) - 1
+                if other == rank:
+                    desk.add_own(is_last)
+                else:
+                    process.read_pieces(
+                        desk.raw_piece, 1, remote[other], n_pieces, nbytes
+                    )
+                    desk.add_raw(is_last)
+            if are_short:
+                desk.put_own_raw()
+                local, n_local = desk.raw_piece, 1
+            else:
+                desk.put_own(own)
+                local, n_local = remote[rank], n_pieces
+            for other, process in enumerate(processes):
                 if other != rank or are_short:
-                    process.write_pieces(local, n_local, remote, n_pieces, nbytes)
+                    process.write_pieces(
+                        local, n_local, remote[other], n_pieces, nbytes
+                    )
             copied += 2 * nbytes * (len(processes) - 1)
             at += n_pieces
     return copied
 
 
 class _Desk:
-    """Where one rank lays out a block: one row a rank, scaled, in the wire's dtype."""
+    """Where one rank reduces a block, in the order of the ranks.
 
-    def __init__(
-        self,
-        n_ranks: int,
-        rank: int,
-        most_bytes: int,
-        ufunc: np.ufunc,
-        scale: float | None,
-    ) -> None:
-        self._rank = rank
+    Its own pieces are reduced where they are, unless the wire has another dtype or they
+    are short: what is worked on should fit into the cache.
+
+    Args:
+        work: all that is going to be laid out.
+        ufunc: combines two partial results.
+        scale: factor before the reduction, or ``None``.
+    """
+
+    def __init__(self, work: Work, ufunc: np.ufunc, scale: float | None) -> None:
         self._ufunc = ufunc
         self._scale = scale
-        # Rows begin on cache lines. Raw bytes come into the first half where the
-        # wire has another dtype.
-        self._row_bytes = -(-most_bytes // 64) * 64
-        self._wide = np.empty((n_ranks, self._row_bytes), np.uint8)
-        self._raw = np.empty((0, 0), np.uint8)
-        self._table = np.empty((n_ranks, 2), np.uint64)
-        self.raw_pieces = [address_of(self._table[r]) for r in range(n_ranks)]
+        # Rows begin on cache lines: the sum so far, what comes next, own elements in
+        # the wire's dtype, and raw bytes where the wire has another one.
+        row_bytes = -(-work.most_bytes // 64) * 64
+        self._memory = np.empty((4, row_bytes), np.uint8)
+        self._table = np.empty((3, 2), np.uint64)
+        self._pieces = [address_of(entry) for entry in self._table]
         self._kind: Any = None
 
-    @property
-    def result_piece(self) -> int:
-        """Address of the piece that holds the result, in the arrays' dtype."""
-        return self.raw_pieces[0]
-
     def lay_out(self, block: Block) -> None:
-        """Make room for a block."""
+        """Begin with a block."""
         kind = (block.dtype, block.wire, block.n_elems)
-        if kind == self._kind:
-            return
-        self._kind = kind
-        n = block.n_elems
-        self._rows = list(self._wide[:, : n * block.wire.itemsize].view(block.wire))
-        raw = self._wide
-        if block.dtype != block.wire:
-            if not self._raw.size:
-                self._raw = np.empty_like(self._wide)
-            raw = self._raw
-        self._raw_rows = list(raw[:, : n * block.dtype.itemsize].view(block.dtype))
-        self._same = block.dtype == block.wire
-        self._table[:, 0] = [address_of(row) for row in self._raw_rows]
-        self._table[:, 1] = n * block.dtype.itemsize
+        if kind != self._kind:
+            self._kind = kind
+            wide = self._memory[:3, : block.n_elems * block.wire.itemsize]
+            self._total, self._next, self._own_row = wide.view(block.wire)
+            raw_bytes = block.n_elems * block.dtype.itemsize
+            self._same = block.dtype == block.wire
+            if self._same:
+                self._raws = [self._total, self._next, self._own_row]
+            else:
+                raw = self._memory[3, :raw_bytes].view(block.dtype)
+                self._raws = [raw, raw, raw]
+            for entry, array in zip(self._table, self._raws, strict=True):
+                entry[:] = address_of(array), raw_bytes
+        # 0: the sum so far, 1: what comes next, 2: own elements.
+        self._place = 2
+        self._has_sum = False
+        self._sum_is_own = False
 
-    def widen(self, rank: int) -> None:
-        """Scale what came from a rank, and cast it to the wire's dtype."""
-        if self._scale is not None:
-            multiply(self._rows[rank], self._raw_rows[rank], self._scale)
-        elif not self._same:
-            cast(self._rows[rank], self._raw_rows[rank])
+    @property
+    def raw_piece(self) -> int:
+        """Address of the piece for the bytes that are copied next, in or out."""
+        return self._pieces[self._place]
+
+    def take_own_raw(self) -> None:
+        """Take over this rank's elements, whose bytes are at :attr:`raw_piece`."""
+        self._widen(self._own_row, self._raws[2])
+        self._own = [self._own_row]
+        self._place = 0
 
     def take_own(self, pieces: Sequence[Array]) -> None:
-        """Scale this rank's own pieces into its row."""
-        row, at = self._rows[self._rank], 0
+        """Take over this rank's elements."""
+        self._place = 0
+        if self._same:
+            self._own = list(pieces)
+            if self._scale is not None:
+                for piece in pieces:
+                    multiply(piece, piece, self._scale)
+            return
+        self._own, at = [self._own_row], 0
         for piece in pieces:
-            target = row[at : at + piece.size]
-            if self._scale is None:
-                cast(target, piece)
-            else:
-                multiply(target, piece, self._scale)
+            self._widen(self._own_row[at : at + piece.size], piece)
             at += piece.size
 
-    def reduce(self, own: Sequence[Array] | None) -> None:
-        """Reduce the rows in the order of the ranks.
+    def add_raw(self, is_last: bool) -> None:
+        """Reduce with the elements of the next rank, whose bytes have been copied.
 
         Args:
-            own: pieces to write the result into; ``None`` leaves it at
-                :attr:`result_piece`.
+            is_last: no rank comes behind it.
         """
-        rows, ufunc = self._rows, self._ufunc
-        total = rows[0]
-        for row in rows[1:-1]:
-            ufunc(total, row, out=total)
-        last = rows[-1] if len(rows) > 1 else None
-        if own is None or not self._same:
-            if last is not None:
-                ufunc(total, last, out=total)
-            if own is None:
-                if not self._same:
-                    cast(self._raw_rows[0], total)
-                return
+        row = (self._total, self._next)[self._place]
+        self._widen(row, self._raws[self._place])
+        if not self._has_sum:
+            self._has_sum, self._place = True, 1
+        elif self._sum_is_own:
+            for piece, part in self._own_parts():
+                self._ufunc(piece, row[part], out=piece)
+        elif is_last:
+            for piece, part in self._own_parts():
+                self._ufunc(self._total[part], row[part], out=piece)
+        else:
+            self._ufunc(self._total, row, out=self._total)
+
+    def add_own(self, is_last: bool) -> None:
+        """Reduce with this rank's elements, as its turn has come."""
+        if not self._has_sum:
+            self._has_sum = self._sum_is_own = True
+            self._place = 1
+            return
+        for piece, part in self._own_parts():
+            total = self._total[part]
+            self._ufunc(total, piece, out=piece if is_last else total)
+
+    def _own_parts(self) -> Iterator[tuple[Array, slice]]:
         at = 0
-        for piece in own:
-            part = slice(at, at + piece.size)
-            if self._same and last is not None:
-                ufunc(total[part], last[part], out=piece)
-            else:
-                cast(piece, total[part])
+        for piece in self._own:
+            yield piece, slice(at, at + piece.size)
             at += piece.size
+
+    def _widen(self, target: Array, source: Array) -> None:
+        """Scale, and cast to the wire's dtype."""
+        if self._scale is not None:
+            multiply(target, source, self._scale)
+        elif not self._same:
+            cast(target, source)
+
+    def put_own_raw(self) -> None:
+        """Put the result where :attr:`raw_piece` is."""
+        self._place = 2
+        if not self._same:
+            cast(self._raws[2], self._own_row)
+
+    def put_own(self, pieces: Sequence[Array]) -> None:
+        """Put the result into this rank's arrays."""
+        if not self._same:
+            at = 0
+            for piece in pieces:
+                cast(piece, self._own_row[at : at + piece.size])
+                at += piece.size

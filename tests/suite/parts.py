@@ -57,6 +57,7 @@ NCCL_TESTS = [
 NCCL_TESTS_ON_2_RANKS = [
     "tests/chainermn_ng_tests/test_batch_normalization.py",
     "tests/chainermn_ng_tests/test_functions.py",
+    "tests/chainermn_ng_tests/test_overlap.py",
     "tests/communicators_tests/test_properties.py",
 ]
 # Of NCCL's own kind; they need the bindings, CUDA's compilers or the emulator.

@@ -1,0 +1,1 @@
+"""Recorded training steps: their clocks, their trace files, what they say."""
