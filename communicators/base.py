@@ -761,6 +761,7 @@ class CommunicatorBase:
         op: str = "mean",
         names: Sequence[str] | None = None,
         label: str = "allreduce_arrays",
+        groups: Sequence[int] | None = None,
     ) -> list[Array | None]:
         """Reduce many arrays over all ranks in place, packed into buckets.
 
@@ -773,6 +774,9 @@ class CommunicatorBase:
                 scales by 1/size while packing, so half precision stays finite.
             names: for errors; must be equal on all ranks.
             label: what the arrays are; must be equal on all ranks.
+            groups: lengths of consecutive groups of arrays; no bucket holds arrays of
+                two. So the results have the same bits as if each group were reduced by
+                a call of its own. ``None`` for one group.
 
         Returns:
             For each entry the array: the given one, a new one where this rank had
@@ -783,7 +787,7 @@ class CommunicatorBase:
                 arrays and the ranks. Nothing has been changed.
             TypeError: no array, read-only, or a dtype without the reduction.
         """
-        return self._many.allreduce(arrays, op, names, label)
+        return self._many.allreduce(arrays, op, names, label, groups)
 
     @collective
     def bcast_arrays(

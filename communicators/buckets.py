@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -94,6 +95,7 @@ def plan_buckets(
     bucket_bytes: int,
     *,
     cuts: bool = False,
+    groups: Sequence[int] = (),
 ) -> list[Bucket]:
     """Group arrays into buckets; the same input gives the same plan on every rank.
 
@@ -105,13 +107,19 @@ def plan_buckets(
         sizes: ``(index, n_elems, wire dtype)`` of each array.
         bucket_bytes: upper bound; 0 puts every array into its own bucket.
         cuts: whether arrays larger than that are cut; else theirs is larger too.
+        groups: lengths of groups of consecutive numbers ``index``; no bucket has
+            arrays of two.
 
     Returns:
         list[Bucket]: in the order in which they were begun.
     """
     buckets: list[Bucket] = []
     open_bucket: dict[np.dtype[Any], Bucket] = {}
+    ends = list(itertools.accumulate(groups))
     for index, n_elems, dtype in sizes:
+        while ends and index >= ends[0]:
+            del ends[0]
+            open_bucket.clear()
         if n_elems == 0:
             continue
         most = n_elems

@@ -55,14 +55,20 @@ class ManyArrays:
         op: str,
         names: Sequence[str] | None,
         label: str,
+        groups: Sequence[int] | None = None,
     ) -> list[Any]:
         error: Exception | None = None
+        groups = () if groups is None else tuple(groups)
         names = _default_names(arrays, names)
         device = self._comm.devices.host
         given = arrays
         try:
             check_op(op)
             _check_names(names, arrays, label)
+            if groups and (min(groups) < 0 or sum(groups) != len(arrays)):
+                raise ValueError(
+                    f"{label}: groups of {list(groups)} arrays; there are {len(arrays)}"
+                )
             arrays = _as_arrays(names, arrays, label)
             for name, array in zip(names, arrays, strict=True):
                 _check_reducible(name, array, op, label)
@@ -75,7 +81,8 @@ class ManyArrays:
         key = () if error else _key(names, arrays)
         begun_ns = time.perf_counter_ns()
         union = self._agreement.check(
-            f"{label}, {op}, on the wire {self._comm.allreduce_grad_dtype}",
+            f"{label}, {op}, on the wire {self._comm.allreduce_grad_dtype}"
+            + (f", in groups of {_shortened(groups)}" if groups else ""),
             () if error else _LazyDetails(key),
             digest=self._digest(key),
             error=error,
@@ -106,7 +113,15 @@ class ManyArrays:
                 )
             elif group is None or group.size > 1 or _narrows(arrays, wire):
                 self._reduce_buckets(
-                    device, key, union, arrays, sources, results, wire, op, scale
+                    device,
+                    (key, groups),
+                    union,
+                    arrays,
+                    sources,
+                    results,
+                    wire,
+                    op,
+                    scale,
                 )
         return [
             array if here else result
@@ -319,6 +334,7 @@ class ManyArrays:
                 ],
                 bucket_bytes,
                 cuts=cuts,
+                groups=key[1],
             )
             self._keep_plan(cache_key, plan)
         return plan
@@ -427,6 +443,12 @@ def _as_arrays(
         else as_array(array, f"{label}: {name}")
         for name, array in zip(names, arrays, strict=True)
     ]
+
+
+def _shortened(groups: Sequence[int]) -> str:
+    """Return the groups as text that is short and tells them apart."""
+    text = ", ".join(map(str, groups))
+    return text if len(text) < 60 else f"{text[:40]}... ({digest_of(text).hex()[:8]})"
 
 
 def _narrows(arrays: Sequence[Any], wire: np.dtype[Any] | None) -> bool:

@@ -23,6 +23,7 @@ def mean_gradients(
     zero_fill: bool = False,
     loss_scale: float | None = None,
     share: float | None = None,
+    groups: Sequence[int] | None = None,
 ) -> None:
     """Replace each gradient by its average over all ranks.
 
@@ -43,6 +44,9 @@ def mean_gradients(
             of this rank say.
         share: this rank's part of the total, between 0 and 1; the parts of all
             ranks add up to 1. By default all ranks have equal parts.
+        groups: lengths of groups of parameters that share no bucket; see
+            :meth:`communicators.CommunicatorBase.allreduce_arrays`. All are
+            initialised then.
 
     Raises:
         MismatchError: parameters, shapes, dtypes or the label differ between ranks;
@@ -70,6 +74,7 @@ def mean_gradients(
         op="mean" if share is None else "sum",
         names=[name for name, _ in parameters],
         label=label,
+        groups=groups,
     )
     if loss_scale is None:
         loss_scale = loss_scale_of_gradients(parameters, grads)

@@ -89,26 +89,17 @@ class GroupedMean:
         """Average the gradients. Collective.
 
         Raises:
-            MismatchError: the ranks differ; on all of them. If they differ in labels
-                or parameters, no gradient has been changed, else there is none left.
+            MismatchError: the ranks differ; on all of them. No gradient has been
+                changed.
         """
-        label = self._label()
-        if len(self._groups) == 1:
-            mean_gradients(
-                self._engine, self._groups[0], label, **self._options._asdict()
-            )
-            return
-        # Groups are averaged in place: no two gradients may share memory.
-        error = _own_all([item for group in self._groups for item in group])
-        self._engine.agree(label, describe(self._groups), error=error)
-        try:
-            for number, group in enumerate(self._groups):
-                part = part_label(label, number, len(self._groups))
-                mean_gradients(self._engine, group, part, **self._options._asdict())
-        except BaseException:
-            # Some are averages by now, others are not.
-            self._clear()
-            raise
+        # One call, so that all groups are in flight; with the bits of a call for each.
+        mean_gradients(
+            self._engine,
+            [item for group in self._groups for item in group],
+            self._label(),
+            groups=[len(group) for group in self._groups],
+            **self._options._asdict(),
+        )
 
     def _clear(self) -> None:
         for group in self._groups:

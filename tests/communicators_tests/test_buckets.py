@@ -44,6 +44,12 @@ def test_large_arrays_are_cut_where_that_is_allowed():
     assert [bucket.indices for bucket in whole] == [[0], [1], [2]]
 
 
+def test_no_bucket_holds_arrays_of_two_groups():
+    sizes = [(i, 1, F4) for i in range(6) if i != 4]
+    plan = plan_buckets(sizes, bucket_bytes=100, groups=[2, 0, 1, 3])
+    assert [bucket.indices for bucket in plan] == [[0, 1], [2], [3, 5]]
+
+
 LAYOUTS = {
     "c": lambda a: a.copy(),
     "fortran": np.asfortranarray,

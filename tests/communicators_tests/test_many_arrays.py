@@ -218,3 +218,31 @@ def test_bcast_arrays_of_other_shapes_raise_on_all(flat):
 def test_a_scalar_cannot_be_written_in_place(flat):
     with pytest.raises(TypeError, match="b is a scalar of NumPy"):
         flat.allreduce_arrays([np.zeros(2), np.float32(1)], names=["a", "b"])
+
+
+@parallel
+@pytest.mark.parametrize("name", ["flat", "multi_ring", "hierarchical"])
+def test_groups_have_the_bits_of_calls_of_their_own(name):
+    size = MPI.COMM_WORLD.size
+    with create_communicator(name, topology=f"{size}x1") as comm:
+
+        def arrays():
+            rng = np.random.default_rng(comm.rank)
+            return [rng.standard_normal(n).astype("f4") for n in (50, 7, 1000, 3, 81)]
+
+        one, many = arrays(), arrays()
+        comm.allreduce_arrays(one, groups=[2, 1, 0, 2])
+        for part in (slice(0, 2), slice(2, 3), slice(3, 5)):
+            comm.allreduce_arrays(many[part])
+        same = all(map(np.array_equal, one, many))
+        assert_all_ranks(comm, same, name)
+
+
+@parallel
+def test_groups_that_do_not_fit_are_an_error_on_all_ranks(flat):
+    with pytest.raises(ValueError, match=r"groups of \[1, 2\] arrays; there are 2"):
+        flat.allreduce_arrays([np.zeros(2), np.zeros(3)], groups=[1, 2])
+    if flat.size > 1:
+        groups = [1, 1] if flat.rank else [2]
+        with pytest.raises(MismatchError, match="in groups of 1, 1"):
+            flat.allreduce_arrays([np.zeros(2), np.zeros(3)], groups=groups)
