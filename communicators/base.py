@@ -533,6 +533,24 @@ class CommunicatorBase:
         """
         self._agreement.check(label, details, error=error)
 
+    def ensure_usable(self, label: str) -> None:
+        """Raise what a collective would raise before it meets anybody. Not collective.
+
+        For what one rank may leave out when it is alone.
+
+        Args:
+            label: the operation.
+
+        Raises:
+            CommunicatorError: this has been finalized, or is unusable after a time-out.
+        """
+        self._agreement.ensure_usable(label)
+
+    @property
+    def n_collectives(self) -> int:
+        """Number of collectives begun so far, agreements among them."""
+        return self._agreement.sequence
+
     # -- array collectives ---
 
     def send(self, data: Any, dest: int, tag: int = 0) -> None:

@@ -28,6 +28,15 @@ def named_parameters(model: chainer.Link) -> list[tuple[str, chainer.Parameter]]
     return unique
 
 
+def initialised_parameters(model: chainer.Link) -> list[tuple[str, chainer.Parameter]]:
+    """Return those that have a shape, each once, in no certain order.
+
+    For what ranks do not have to do together: it takes half the time.
+    """
+    unique = {id(item[1]): item for item in model.namedparams(include_uninit=False)}
+    return list(unique.values())
+
+
 def named_persistents(model: chainer.Link) -> Iterator[tuple[str, chainer.Link, str]]:
     """Yield ``(path, link, attribute)`` of each persistent value, sorted by path.
 

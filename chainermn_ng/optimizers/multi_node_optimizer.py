@@ -16,7 +16,11 @@ from chainermn_ng.communicators.model_sync import (
     settle_lazy_parameters,
     synchronise_model,
 )
-from chainermn_ng.communicators.parameters import named_parameters
+from chainermn_ng.communicators.gradients import keep_gradients
+from chainermn_ng.communicators.parameters import (
+    initialised_parameters,
+    named_parameters,
+)
 from chainermn_ng.optimizers import optimizer_state
 from chainermn_ng.optimizers.double_buffering_snapshot import holds_averages
 from chainermn_ng.optimizers.link_attributes import LinkAttributes, meets_other_ranks
@@ -131,6 +135,10 @@ class MultiNodeOptimizer:
                 Neither weights nor gradients have been changed then. In debug mode
                 also: the weights differ after the step.
         """
+        is_checked = self._known is not None and self._batch_is_checked
+        if is_checked and self._is_alone():
+            self._update_alone(lossfun, args, kwds)
+            return
         # Walking through a large model takes time: once before, once after the pass.
         parameters = named_parameters(self.target)
         if self._known is None or self._known != _paths(parameters):
@@ -191,6 +199,52 @@ class MultiNodeOptimizer:
         parameters = named_parameters(self.target)
         self._known = _paths(parameters)
         self._lazy = tuple(name for name, p in parameters if p.array is None)
+
+    def _is_alone(self) -> bool:
+        """Tell whether a step has nothing to do with other ranks.
+
+        A dtype for the wire rounds the gradients of one rank as well, so that it gets
+        what several would; in debug mode everything is as it is there.
+        """
+        engine = self.communicator.engine
+        return (
+            engine.size == 1
+            and engine.allreduce_grad_dtype is None
+            and not engine.is_debugging
+        )
+
+    def _update_alone(self, lossfun: Any, args: Any, kwds: Any) -> None:
+        """Take one step as Chainer's optimizer does; not for the first one.
+
+        On one rank each gradient is its own average, and nobody can differ. The first
+        step checks that the communicator can average such gradients.
+        """
+        actual, engine = self.actual_optimizer, self.communicator.engine
+        engine.ensure_usable(self._label("mean of the gradients"))
+        # Any number of samples is all of them; mistakes in counting are still errors.
+        self._share(args, kwds)
+        if lossfun is not None:
+            with self._recorded("forward"):
+                loss = lossfun(*args, **kwds)
+            self._clear_gradients()
+            with self._recorded("backward"):
+                loss.backward(loss_scale=actual._loss_scale)
+            # As Chainer does: the graph's memory is free before the update needs some.
+            del loss
+        with self._recorded("average"):
+            keep_gradients(
+                initialised_parameters(actual.target),
+                zero_fill=self.zero_fill,
+                loss_scale=actual._loss_scale,
+            )
+        with self._recorded("update"):
+            actual.update(None)
+
+    def _clear_gradients(self) -> None:
+        if getattr(self.actual_optimizer, "_use_cleargrads", True):
+            self.actual_optimizer.target.cleargrads()
+        else:
+            self.actual_optimizer.target.zerograds()
 
     def _step(
         self,
@@ -295,10 +349,7 @@ class MultiNodeOptimizer:
         # A sample that fills an empty batch is not to be in joint statistics.
         with uncounted_batch(meets and share == 0):
             loss = self._compute_loss(lossfun, args, kwds)
-            if getattr(actual, "_use_cleargrads", True):
-                actual.target.cleargrads()
-            else:
-                actual.target.zerograds()
+            self._clear_gradients()
             is_counted = share != 0
             if meets:
                 # Before the backward pass, in which gradients travel between the ranks.
