@@ -94,9 +94,15 @@ class Agreement:
                 ``error``; the same class and text on all ranks.
             CommunicationTimeoutError: some ranks did not come in time.
         """
-        self.ensure_usable(label)
+        if self._messenger.is_finalized:
+            raise CommunicatorError(f"{label}: this communicator has been finalized")
         self.sequence += 1
         bits = b"" if presence is None else _packed(presence)
+        self._messenger.raise_if_failed()
+        if self._messenger.is_broken:
+            raise CommunicatorError(
+                f"{label}: this communicator is unusable after an earlier time-out"
+            )
         name = label
         if self.is_debugging and label != FINALIZE:
             name = f"{label} #{self.sequence}"
@@ -110,21 +116,6 @@ class Agreement:
         if not difference:
             return list(presence)
         return self._union(label, presence)
-
-    def ensure_usable(self, label: str) -> None:
-        """Raise what :meth:`check` raises without asking anybody.
-
-        Raises:
-            CommunicatorError: the communicator has been finalized, or a rank has given
-                up waiting on it.
-        """
-        if self._messenger.is_finalized:
-            raise CommunicatorError(f"{label}: this communicator has been finalized")
-        self._messenger.raise_if_failed()
-        if self._messenger.is_broken:
-            raise CommunicatorError(
-                f"{label}: this communicator is unusable after an earlier time-out"
-            )
 
     def _describe(self, label: str) -> str:
         return f"{label} (collective {self.sequence})"

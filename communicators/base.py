@@ -533,18 +533,10 @@ class CommunicatorBase:
         """
         self._agreement.check(label, details, error=error)
 
-    def ensure_usable(self, label: str) -> None:
-        """Raise what a collective would raise before it meets anybody. Not collective.
-
-        For what one rank may leave out when it is alone.
-
-        Args:
-            label: the operation.
-
-        Raises:
-            CommunicatorError: this has been finalized, or is unusable after a time-out.
-        """
-        self._agreement.ensure_usable(label)
+    @property
+    def is_usable(self) -> bool:
+        """Whether it is neither finalized, nor was a wait on it given up."""
+        return not (self._messenger.is_finalized or self._messenger.is_broken)
 
     @property
     def n_collectives(self) -> int:

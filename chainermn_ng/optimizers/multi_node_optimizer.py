@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -12,17 +12,18 @@ import chainer
 from chainer.serializer import Deserializer
 
 from chainermn_ng.communicators import ChainerCommunicator
+from chainermn_ng.communicators.gradients import keep_gradients
 from chainermn_ng.communicators.model_sync import (
     settle_lazy_parameters,
     synchronise_model,
 )
-from chainermn_ng.communicators.gradients import keep_gradients
 from chainermn_ng.communicators.parameters import (
     initialised_parameters,
     named_parameters,
 )
 from chainermn_ng.optimizers import optimizer_state
 from chainermn_ng.optimizers.double_buffering_snapshot import holds_averages
+from chainermn_ng.optimizers.gradient_writers import gradient_writers
 from chainermn_ng.optimizers.link_attributes import LinkAttributes, meets_other_ranks
 from chainermn_ng.optimizers.master_weights import (
     load_master_weights,
@@ -71,6 +72,7 @@ class MultiNodeOptimizer:
             "_lazy",
             "_batch_is_checked",
             "_planner",
+            "_writers",
         }
     )
 
@@ -94,6 +96,8 @@ class MultiNodeOptimizer:
         # Those of them that no rank had given a shape yet.
         self._lazy: tuple[str, ...] = ()
         self._batch_is_checked = False
+        # Used with one rank only. None: not looked up yet.
+        self._writers: tuple[Sized, ...] | None = None
 
     # -- a step ----------------------------------------------------------------------
 
@@ -104,7 +108,7 @@ class MultiNodeOptimizer:
         ranks.
         """
         self.actual_optimizer.setup(link)
-        self._known = None
+        self._known = self._writers = None
         self._planner.forget()
         return self
 
@@ -220,24 +224,32 @@ class MultiNodeOptimizer:
         step checks that the communicator can average such gradients.
         """
         actual, engine = self.actual_optimizer, self.communicator.engine
-        engine.ensure_usable(self._label("mean of the gradients"))
-        # Any number of samples is all of them; mistakes in counting are still errors.
-        self._share(args, kwds)
+        if not engine.is_usable:
+            engine.agree(self._label("mean of the gradients"))
+        engine.nccl.raise_if_failed()
+        if self._count_samples is not None:
+            # Any number is all of them; mistakes in counting are still errors.
+            self._share(args, kwds)
+        recorder, loss_scale = engine.recorder, actual._loss_scale
         if lossfun is not None:
-            with self._recorded("forward"):
+            with recorded_span(recorder, "forward"):
                 loss = lossfun(*args, **kwds)
             self._clear_gradients()
-            with self._recorded("backward"):
-                loss.backward(loss_scale=actual._loss_scale)
+            with recorded_span(recorder, "backward"):
+                loss.backward(loss_scale=loss_scale)
             # As Chainer does: the graph's memory is free before the update needs some.
             del loss
-        with self._recorded("average"):
-            keep_gradients(
-                initialised_parameters(actual.target),
-                zero_fill=self.zero_fill,
-                loss_scale=actual._loss_scale,
-            )
-        with self._recorded("update"):
+        if self._writers is None:
+            self._writers = gradient_writers(actual)
+        # A script's own backward pass may have scaled the loss.
+        if lossfun is None or loss_scale is not None or any(self._writers):
+            with recorded_span(recorder, "average"):
+                keep_gradients(
+                    initialised_parameters(actual.target),
+                    zero_fill=self.zero_fill,
+                    loss_scale=loss_scale,
+                )
+        with recorded_span(recorder, "update"):
             actual.update(None)
 
     def _clear_gradients(self) -> None:
@@ -515,7 +527,7 @@ class MultiNodeOptimizer:
 
     def _become_a_copy(self) -> None:
         self._copied_from = self._identity or self._copied_from
-        self._identity = None
+        self._identity = self._writers = None
         # One rank may set up its copy with another model.
         self._planner = copy.copy(self._planner)
 
