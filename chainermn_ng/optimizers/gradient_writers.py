@@ -19,7 +19,7 @@ def gradient_writers(optimizer: chainer.Optimizer) -> tuple[Sized, ...]:
     Args:
         optimizer: set up on a model.
     """
-    rules = [p.update_rule for p in optimizer.target.params() if p.update_rule]
+    rules = [rule for p in optimizer.target.params() if (rule := p.update_rule)]
     kind = type(optimizer)
     others = [type(rule) for rule in rules if not _is_chainers(type(rule))]
     if (

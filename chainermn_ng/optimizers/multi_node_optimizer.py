@@ -241,9 +241,9 @@ class MultiNodeOptimizer:
             del loss
         if self._writers is None:
             self._writers = gradient_writers(actual)
-        # A script's own backward pass may have scaled the loss.
-        if lossfun is None or loss_scale is not None or any(self._writers):
-            with recorded_span(recorder, "average"):
+        with recorded_span(recorder, "average"):
+            # A script's own backward pass may have scaled the loss.
+            if lossfun is None or loss_scale is not None or any(self._writers):
                 keep_gradients(
                     initialised_parameters(actual.target),
                     zero_fill=self.zero_fill,
