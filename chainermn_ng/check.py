@@ -197,6 +197,7 @@ def findings(
         f"MPI:      {library_version()}",
         f"Python:   {own}",
         f"packages: {', '.join(versions)}",
+        f"in hosts: {in_host_finding(comm)}",
         *nccl_lines,
     ]
     odd = [rank for rank, setup in enumerate(setups) if setup != setups[0]]
@@ -206,6 +207,20 @@ def findings(
             f"{setups[odd[0]][0]}; {', '.join(setups[odd[0]][1])}"
         )
     return lines
+
+
+def in_host_finding(comm: communicators.CommunicatorBase) -> str:
+    """Return how ranks of one host reach each other. Collective."""
+    if max(comm.topology.host_sizes) == 1:
+        return "one rank each"
+    with communicators.create_communicator(
+        "hierarchical", timeout_s=comm.timeout_s
+    ) as by_host:
+        reasons = by_host.allgather_obj(by_host.why_mpi_in_host)
+    kept_away = [rank for rank, reason in enumerate(reasons) if reason]
+    if not kept_away:
+        return "the ranks work in each other's memory"
+    return f"by MPI (ranks {kept_away}): {reasons[kept_away[0]]}"
 
 
 def nccl_findings() -> tuple[list[str], list[str]]:

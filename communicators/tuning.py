@@ -114,7 +114,7 @@ def refinements(best: Candidate, nbytes: int, bucket_bytes: int) -> list[Candida
             if min(size, bucket_bytes) < nbytes
         ]
     if best.name == "multi_ring":
-        found += [best.varied(n_chunks=n) for n in (1, 16)]
+        found += [best.varied(n_chunks=n) for n in (4, 16)]
     return found
 
 

@@ -14,7 +14,7 @@ from communicators.cost_model import MODELLED, Cluster
 from communicators.dtypes import parse_wire_dtype, wire_dtype
 from communicators.errors import TopologyError
 from communicators.gradient_sets import shapes_of
-from communicators.multi_ring import DEFAULT_N_CHUNKS, MIN_CHUNK_BYTES
+from communicators.multi_ring import number_of_chunks
 from communicators.topology import Topology, default_dims, parse_dims
 
 _OPERATION = "allreduce_arrays"
@@ -122,9 +122,11 @@ def _n_pieces(row: Row, dtype: np.dtype, wire: np.dtype, device: str) -> int:
     buckets = plan_buckets(sizes, bucket_bytes, cuts=device == "cpu")
     if row.communicator != "multi_ring":
         return max(1, len(buckets))
-    n_chunks = row.options.get("n_chunks", DEFAULT_N_CHUNKS)
-    chunks = [max(1, min(n_chunks, b.nbytes // MIN_CHUNK_BYTES)) for b in buckets]
-    return max(1, sum(chunks))
+    n_chunks, on_device = row.options.get("n_chunks"), device != "cpu"
+    return max(
+        1,
+        sum(number_of_chunks(b.nbytes, n_chunks, on_device=on_device) for b in buckets),
+    )
 
 
 def fit_measured(

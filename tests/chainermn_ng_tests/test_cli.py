@@ -268,7 +268,7 @@ def test_bad_input_ends_all_ranks_and_is_told_once(
         (["--plot", "/nowhere/b.png"], "--plot /nowhere/b.png: there is no folder"),
         (["--json", "/nowhere/b.json"], "--json /nowhere/b.json: there is no folder"),
         (["--plot", "b.txt"], "expected a name that ends in .png, .pdf, .svg"),
-        (["-c", "multi_ring:n_chunks=0"], "n_chunks 0: expected 1 or more"),
+        (["-c", "multi_ring:n_chunks=0"], "n_chunks 0: expected 1 to 64"),
     ],
 )
 def test_what_shows_later_ends_all_ranks_too(comm, capsys, bad, what):

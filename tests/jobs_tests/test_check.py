@@ -19,12 +19,18 @@ def test_a_sound_machine_gets_a_report_and_status_0(n_ranks):
     for what in ("MPI:", "broadcast large", "pass round a ring", "repeat reductions"):
         assert what in job.stdout, job.output
     assert "average by multi_ring" in job.stdout
+    how = "the ranks work in each other's memory" if n_ranks > 1 else "one rank each"
+    assert f"in hosts: {how}" in job.stdout
     assert job.stdout.count("all is well") == 1
 
 
 def test_unequal_hosts_are_told():
-    job = run_job(3, CHECK, env={"CHAINERMN_NG_TOPOLOGY": "2+1"})
+    away = {"CHAINERMN_NG_TOPOLOGY": "2+1", "CHAINERMN_NG_CROSS_MEMORY": "0"}
+    job = run_job(3, CHECK, env=away)
     assert job.returncode == 0, job.output
+    # The third rank is alone on its host.
+    by_mpi = "in hosts: by MPI (ranks [0, 1]): CHAINERMN_NG_CROSS_MEMORY=0"
+    assert by_mpi in job.stdout, job.output
     assert "two_dimensional                  not for hosts" in job.stdout, job.output
     assert "average by hierarchical" in job.stdout
 
