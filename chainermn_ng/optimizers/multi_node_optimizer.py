@@ -20,6 +20,7 @@ from chainermn_ng.communicators.model_sync import (
 from chainermn_ng.communicators.parameters import (
     initialised_parameters,
     named_parameters,
+    named_parameters_again,
 )
 from chainermn_ng.optimizers import optimizer_state
 from chainermn_ng.optimizers.double_buffering_snapshot import holds_averages
@@ -155,7 +156,7 @@ class MultiNodeOptimizer:
         mean = None
         if lossfun is not None:
             parameters, mean = self._compute_gradients(
-                lossfun, args, kwds, share, meets
+                parameters, lossfun, args, kwds, share, meets
             )
             if meets:
                 share = None
@@ -344,7 +345,13 @@ class MultiNodeOptimizer:
         optimizer_state.apply(self.actual_optimizer, state)
 
     def _compute_gradients(
-        self, lossfun: Any, args: Any, kwds: Any, share: float | None, meets: bool
+        self,
+        parameters: Parameters,
+        lossfun: Any,
+        args: Any,
+        kwds: Any,
+        share: float | None,
+        meets: bool,
     ) -> tuple[Parameters, GroupedMean | None]:
         """Run the loss function and the backward pass.
 
@@ -356,7 +363,7 @@ class MultiNodeOptimizer:
         if share == 0 and not self._lazy and not meets:
             # A loss over no samples is NaN or an error; it has no part in the mean.
             actual.target.cleargrads()
-            parameters = named_parameters(self.target)
+            parameters = named_parameters_again(self.target, parameters)
             return parameters, self._backward(parameters, None, share, False)
         # A sample that fills an empty batch is not to be in joint statistics.
         with uncounted_batch(meets and share == 0):
@@ -367,7 +374,7 @@ class MultiNodeOptimizer:
                 # Before the backward pass, in which gradients travel between the ranks.
                 loss = loss * (share * self.communicator.size)
                 share = None
-            parameters = named_parameters(self.target)
+            parameters = named_parameters_again(self.target, parameters)
             # Without samples they are zero, or the NaN of a loss over none.
             mean = self._backward(parameters, loss, share, is_counted)
             return parameters, mean
