@@ -9,7 +9,7 @@ one rank has computed them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,8 +21,8 @@ from communicators.transports.cross_memory import MAX_PIECES, Process, address_o
 
 #: Bytes of a block. It is copied, scaled, reduced and copied back while it is in the
 #: second-level cache; a smaller one makes more calls. Measured, with two ranks on a
-#: cache of 512 KiB: 256 KiB takes 1.15 times as long, 512 KiB as long.
-BLOCK_BYTES = 384 * 1024
+#: cache of 512 KiB and all at work: 256 KiB takes 1.2 times as long, 128 KiB 1.7 times.
+BLOCK_BYTES = 512 * 1024
 #: Blocks are smaller where there are not enough of them for all ranks, down to this.
 MIN_BLOCK_BYTES = 4 * 1024
 #: Pieces shorter than this are copied together by the kernel, own ones as well: a call
@@ -179,7 +179,7 @@ def reduce_blocks(
     pieces = work.pieces(tables)
     row, item = pieces.strides[0], pieces.strides[1]
     base = address_of(pieces)
-    desk = _Desk(work, ufunc_of(op), scale)
+    desk = _Desk(work, len(processes), rank, ufunc_of(op), scale)
     copied, at = 0, 0
     # Infinities, and sums of halves that become infinite, are for the caller to find.
     with np.errstate(all="ignore"):
@@ -187,167 +187,234 @@ def reduce_blocks(
             n_pieces = len(block.indices)
             nbytes = block.n_elems * block.dtype.itemsize
             remote = [base + r * row + at * item for r in range(len(processes))]
-            are_short = nbytes < n_pieces * SHORT_PIECE_BYTES
+
+            def fetch(
+                other: int,
+                into: int,
+                remote: Sequence[int] = remote,
+                n_pieces: int = n_pieces,
+                nbytes: int = nbytes,
+            ) -> None:
+                processes[other].read_pieces(into, 1, remote[other], n_pieces, nbytes)
+
             desk.lay_out(block)
-            if are_short:
-                processes[rank].read_pieces(
-                    desk.raw_piece, 1, remote[rank], n_pieces, nbytes
-                )
-                desk.take_own_raw()
-            else:
+            own = None
+            if nbytes >= n_pieces * SHORT_PIECE_BYTES:
                 own = [
                     flats[i][start : start + n]
                     for i, start, n in zip(
                         block.indices, block.starts, block.lengths, strict=True
                     )
                 ]
-                desk.take_own(own)
+            desk.reduce(own, fetch)
+            # Short pieces are all in one row now, for this rank as for the others.
+            local = desk.result_piece if own is None else remote[rank]
+            n_local = 1 if own is None else n_pieces
             for other, process in enumerate(processes):
-                is_last = other == len(processes) - 1
-                if other == rank:
-                    desk.add_own(is_last)
-                else:
-                    process.read_pieces(
-                        desk.raw_piece, 1, remote[other], n_pieces, nbytes
-                    )
-                    desk.add_raw(is_last)
-            if are_short:
-                desk.put_own_raw()
-                local, n_local = desk.raw_piece, 1
-            else:
-                desk.put_own(own)
-                local, n_local = remote[rank], n_pieces
-            for other, process in enumerate(processes):
-                if other != rank or are_short:
-                    process.write_pieces(
-                        local, n_local, remote[other], n_pieces, nbytes
-                    )
+                if other != rank or own is None:
+                    there = remote[other]
+                    process.write_pieces(local, n_local, there, n_pieces, nbytes)
             copied += 2 * nbytes * (len(processes) - 1)
             at += n_pieces
     return copied
 
 
+#: Copies a rank's bytes to an address.
+Fetch = Callable[[int, int], None]
+
+
 class _Desk:
     """Where one rank reduces a block, in the order of the ranks.
 
-    Its own pieces are reduced where they are, unless the wire has another dtype or they
-    are short: what is worked on should fit into the cache.
+    What is worked on should stay in the cache, and be gone through few times. So own
+    elements are taken from where they are, and a mean is scaled once, after the sum.
+    But a sum can overflow where the mean does not: then the block is reduced once more,
+    scaled first, and that is the order too where the wire has half precision.
 
     Args:
         work: all that is going to be laid out.
+        n_ranks: of the group.
+        rank: this one.
         ufunc: combines two partial results.
-        scale: factor before the reduction, or ``None``.
+        scale: factor for each term, or ``None``.
     """
 
-    def __init__(self, work: Work, ufunc: np.ufunc, scale: float | None) -> None:
+    def __init__(
+        self,
+        work: Work,
+        n_ranks: int,
+        rank: int,
+        ufunc: np.ufunc,
+        scale: float | None,
+    ) -> None:
+        self._n_ranks = n_ranks
+        self._rank = rank
         self._ufunc = ufunc
         self._scale = scale
         # Rows begin on cache lines: the sum so far, what comes next, own elements in
         # the wire's dtype, and raw bytes where the wire has another one.
         row_bytes = -(-work.most_bytes // 64) * 64
         self._memory = np.empty((4, row_bytes), np.uint8)
+        # The pieces for raw bytes: of the sum, of what comes next, of own elements.
         self._table = np.empty((3, 2), np.uint64)
         self._pieces = [address_of(entry) for entry in self._table]
         self._kind: Any = None
 
-    def lay_out(self, block: Block) -> None:
-        """Begin with a block."""
-        kind = (block.dtype, block.wire, block.n_elems)
-        if kind != self._kind:
-            self._kind = kind
-            wide = self._memory[:3, : block.n_elems * block.wire.itemsize]
-            self._total, self._next, self._own_row = wide.view(block.wire)
-            raw_bytes = block.n_elems * block.dtype.itemsize
-            self._same = block.dtype == block.wire
-            if self._same:
-                self._raws = [self._total, self._next, self._own_row]
-            else:
-                raw = self._memory[3, :raw_bytes].view(block.dtype)
-                self._raws = [raw, raw, raw]
-            for entry, array in zip(self._table, self._raws, strict=True):
-                entry[:] = address_of(array), raw_bytes
-        # 0: the sum so far, 1: what comes next, 2: own elements.
-        self._place = 2
-        self._has_sum = False
-        self._sum_is_own = False
-
     @property
-    def raw_piece(self) -> int:
-        """Address of the piece for the bytes that are copied next, in or out."""
-        return self._pieces[self._place]
+    def result_piece(self) -> int:
+        """Address of the piece that holds the result of short pieces."""
+        return self._pieces[2]
 
-    def take_own_raw(self) -> None:
-        """Take over this rank's elements, whose bytes are at :attr:`raw_piece`."""
-        self._widen(self._own_row, self._raws[2])
-        self._own = [self._own_row]
-        self._place = 0
-
-    def take_own(self, pieces: Sequence[Array]) -> None:
-        """Take over this rank's elements."""
-        self._place = 0
-        if self._same:
-            self._own = list(pieces)
-            if self._scale is not None:
-                for piece in pieces:
-                    multiply(piece, piece, self._scale)
+    def lay_out(self, block: Block) -> None:
+        """Make room for a block."""
+        kind = (block.dtype, block.wire, block.n_elems)
+        if kind == self._kind:
             return
-        self._own, at = [self._own_row], 0
-        for piece in pieces:
-            self._widen(self._own_row[at : at + piece.size], piece)
-            at += piece.size
+        self._kind = kind
+        self._same = block.dtype == block.wire
+        wide = self._memory[:3, : block.n_elems * block.wire.itemsize]
+        self._rows = list(wide.view(block.wire))
+        raw_bytes = block.n_elems * block.dtype.itemsize
+        if self._same:
+            self._raws = self._rows
+        else:
+            self._raws = [self._memory[3, :raw_bytes].view(block.dtype)] * 3
+        for entry, array in zip(self._table, self._raws, strict=True):
+            entry[:] = address_of(array), raw_bytes
+        self._scales_late = self._scale is not None and block.wire.itemsize >= 4
 
-    def add_raw(self, is_last: bool) -> None:
-        """Reduce with the elements of the next rank, whose bytes have been copied.
+    def reduce(self, own: Sequence[Array] | None, fetch: Fetch) -> None:
+        """Reduce a block over all ranks.
 
         Args:
-            is_last: no rank comes behind it.
+            own: this rank's pieces, which get the result; ``None``: they are fetched
+                as well, and the result goes to :attr:`result_piece`.
+            fetch: copies the bytes of a rank's pieces to the piece at an address.
         """
-        row = (self._total, self._next)[self._place]
-        self._widen(row, self._raws[self._place])
-        if not self._has_sum:
-            self._has_sum, self._place = True, 1
-        elif self._sum_is_own:
-            for piece, part in self._own_parts():
-                self._ufunc(piece, row[part], out=piece)
-        elif is_last:
-            for piece, part in self._own_parts():
-                self._ufunc(self._total[part], row[part], out=piece)
-        else:
-            self._ufunc(self._total, row, out=self._total)
-
-    def add_own(self, is_last: bool) -> None:
-        """Reduce with this rank's elements, as its turn has come."""
-        if not self._has_sum:
-            self._has_sum = self._sum_is_own = True
-            self._place = 1
+        if not self._scales_late:
+            self._put(own, self._sum(own, fetch, self._scale), None)
             return
-        for piece, part in self._own_parts():
-            total = self._total[part]
-            self._ufunc(total, piece, out=piece if is_last else total)
+        try:
+            with np.errstate(over="raise"):
+                total = self._sum(own, fetch, None, ends_in_own=False)
+        except FloatingPointError:
+            # Own elements are as they were; so are the other ranks'.
+            self._put(own, self._sum(own, fetch, self._scale), None)
+        else:
+            self._put(own, total, self._scale)
 
-    def _own_parts(self) -> Iterator[tuple[Array, slice]]:
-        at = 0
-        for piece in self._own:
-            yield piece, slice(at, at + piece.size)
-            at += piece.size
+    def _sum(
+        self,
+        own: Sequence[Array] | None,
+        fetch: Fetch,
+        scale: float | None,
+        *,
+        ends_in_own: bool = True,
+    ) -> Array | None:
+        """Add up all ranks' terms, each multiplied by ``scale``.
 
-    def _widen(self, target: Array, source: Array) -> None:
-        """Scale, and cast to the wire's dtype."""
-        if self._scale is not None:
-            multiply(target, source, self._scale)
-        elif not self._same:
+        Args:
+            own: as in :meth:`reduce`.
+            fetch: as in :meth:`reduce`.
+            scale: factor, or ``None``.
+            ends_in_own: the result may be put into own pieces at once.
+
+        Returns:
+            The sum; ``None`` if it is in the own pieces.
+        """
+        terms = self._own_terms(own, fetch, scale)
+        goes_home = ends_in_own and own is not None and self._same
+        left: Array | list[Array] | None = None
+        for rank in range(self._n_ranks):
+            right: Array | list[Array]
+            if rank == self._rank:
+                right = terms
+            else:
+                # The sum stays where the first term has come to.
+                place = 1 if isinstance(left, np.ndarray) else 0
+                row = right = self._rows[place]
+                fetch(rank, self._pieces[place])
+                self._widen(row, self._raws[place], scale)
+            if left is None:
+                left = right
+                continue
+            is_last = rank == self._n_ranks - 1
+            # In the place of a term that is in the cache and not needed any more.
+            total = left if isinstance(left, np.ndarray) else right
+            assert isinstance(total, np.ndarray)
+            out = own if goes_home and is_last else total
+            assert out is not None
+            self._combine(left, right, out)
+            left = total
+        if goes_home and self._n_ranks > 1:
+            return None
+        if isinstance(left, list):
+            # Nobody else is there.
+            return left[0] if len(left) == 1 else np.concatenate(left)
+        return left
+
+    def _own_terms(
+        self, own: Sequence[Array] | None, fetch: Fetch, scale: float | None
+    ) -> list[Array]:
+        """Return own elements in the wire's dtype: where they are, or in a row."""
+        row = self._rows[2]
+        if own is None:
+            fetch(self._rank, self._pieces[2])
+            self._widen(row, self._raws[2], scale)
+            return [row]
+        if self._same and scale is None:
+            return list(own)
+        terms = list(_cut_like(own, row))
+        for target, piece in zip(terms, own, strict=True):
+            self._widen(target, piece, scale)
+        return terms
+
+    def _combine(
+        self,
+        left: Array | Sequence[Array],
+        right: Array | Sequence[Array],
+        out: Array | Sequence[Array],
+    ) -> None:
+        """Combine what is whole or in pieces; pieces have the same lengths."""
+        pieces = next(
+            (x for x in (left, right, out) if not isinstance(x, np.ndarray)), None
+        )
+        if pieces is None:
+            self._ufunc(left, right, out=out)
+            return
+        for a, b, c in zip(
+            *(
+                _cut_like(pieces, x) if isinstance(x, np.ndarray) else x
+                for x in (left, right, out)
+            ),
+            strict=True,
+        ):
+            self._ufunc(a, b, out=c)
+
+    def _put(
+        self, own: Sequence[Array] | None, total: Array | None, scale: float | None
+    ) -> None:
+        """Put the sum where the result belongs, scaled and in the arrays' dtype."""
+        if total is None:
+            return
+        targets = [self._raws[2]] if own is None else own
+        for target, source in zip(targets, _cut_like(targets, total), strict=True):
+            if scale is not None:
+                multiply(target, source, scale)
+            elif target is not source:
+                cast(target, source)
+
+    def _widen(self, target: Array, source: Array, scale: float | None) -> None:
+        """Cast to the wire's dtype, and scale."""
+        if scale is not None:
+            multiply(target, source, scale)
+        elif not self._same or target is not source:
             cast(target, source)
 
-    def put_own_raw(self) -> None:
-        """Put the result where :attr:`raw_piece` is."""
-        self._place = 2
-        if not self._same:
-            cast(self._raws[2], self._own_row)
 
-    def put_own(self, pieces: Sequence[Array]) -> None:
-        """Put the result into this rank's arrays."""
-        if not self._same:
-            at = 0
-            for piece in pieces:
-                cast(piece, self._own_row[at : at + piece.size])
-                at += piece.size
+def _cut_like(pieces: Sequence[Array], row: Array) -> Iterator[Array]:
+    """Yield consecutive parts of a row that are as long as the pieces."""
+    at = 0
+    for piece in pieces:
+        yield row[at : at + piece.size]
+        at += piece.size

@@ -40,7 +40,7 @@ def is_direct(comm) -> bool:
 
 @parallel
 @pytest.mark.parametrize("dtype", ["f4", "f8", "f2", "c16", ">f4"])
-def test_a_mean_is_the_scaled_sum_in_the_order_of_the_ranks(flat, dtype):
+def test_a_mean_is_the_sum_in_the_order_of_the_ranks_scaled(flat, dtype):
     assert is_direct(flat), flat.why_mpi_in_host
     arrays = random_arrays(flat.rank, dtype)
     flat.allreduce_arrays(arrays)
@@ -48,14 +48,33 @@ def test_a_mean_is_the_scaled_sum_in_the_order_of_the_ranks(flat, dtype):
     scale = wide.newbyteorder("=").type(1 / flat.size)
     for i, array in enumerate(arrays):
         terms = [
-            random_arrays(rank, dtype)[i].astype(wide.newbyteorder("=")) * scale
+            random_arrays(rank, dtype)[i].astype(wide.newbyteorder("="))
             for rank in range(flat.size)
         ]
         expected = terms[0]
         for term in terms[1:]:
             expected = expected + term
-        same = np.array_equal(array, expected.astype(dtype))
+        same = np.array_equal(array, (expected * scale).astype(dtype))
         assert_all_ranks(flat, same and array.dtype == dtype, f"{SHAPES[i]}")
+
+
+@parallel
+@pytest.mark.parametrize("wire", [None, "float16"])
+def test_a_mean_is_finite_where_the_sum_is_not(wire):
+    large = 3e38 if wire is None else 60_000.0
+    with create_communicator("flat", allreduce_grad_dtype=wire) as comm:
+        arrays = [
+            np.full(shape, large * (-1) ** i, "f4") for i, shape in enumerate(SHAPES)
+        ]
+        comm.allreduce_arrays(arrays)
+        ok = all(
+            np.allclose(a, large * (-1) ** i, rtol=1e-3) for i, a in enumerate(arrays)
+        )
+        assert_all_ranks(comm, ok, f"{arrays[0]}")
+        # A sum that is asked for is as large as it is.
+        total = np.full(3, large, "f4")
+        comm.allreduce_arrays([total, np.array([np.inf, -np.inf, np.nan])], op="sum")
+        assert_all_ranks(comm, np.isinf(total).all(), f"{total}")
 
 
 @parallel
