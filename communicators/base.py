@@ -533,6 +533,16 @@ class CommunicatorBase:
         """
         self._agreement.check(label, details, error=error)
 
+    @property
+    def is_usable(self) -> bool:
+        """Whether it is neither finalized, nor was a wait on it given up."""
+        return not (self._messenger.is_finalized or self._messenger.is_broken)
+
+    @property
+    def n_collectives(self) -> int:
+        """Number of collectives begun so far, agreements among them."""
+        return self._agreement.sequence
+
     # -- array collectives ---
 
     def send(self, data: Any, dest: int, tag: int = 0) -> None:

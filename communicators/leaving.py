@@ -8,9 +8,10 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from communicators.agreement import Agreement
+if TYPE_CHECKING:
+    from communicators.agreement import Agreement
 
 # Agreements whose ranks may still call collectives. Kept until finalize on purpose: a
 # communicator that one rank's garbage collector took and another's did not would

@@ -16,7 +16,7 @@ from communicators.buckets import ArraySpec, Bucket, plan_buckets
 from communicators.device_reductions import start_reduction
 from communicators.devices.buffer import DeviceBuffer
 from communicators.devices.device import Device
-from communicators.devices.kinds import as_array, kind_of
+from communicators.devices.kinds import CPU, as_array, kind_of
 from communicators.dtypes import (
     check_fixed_size,
     check_op,
@@ -48,6 +48,8 @@ class ManyArrays:
         self._agreement = agreement
         self._digests: dict[Any, bytes] = {}
         self._plans: dict[Any, Any] = {}
+        # Pairs of dtype and operation that have been found to go together.
+        self._reducible: set[tuple[np.dtype[Any], str]] = set()
 
     def allreduce(
         self,
@@ -70,8 +72,7 @@ class ManyArrays:
                     f"{label}: groups of {list(groups)} arrays; there are {len(arrays)}"
                 )
             arrays = _as_arrays(names, arrays, label)
-            for name, array in zip(names, arrays, strict=True):
-                _check_reducible(name, array, op, label)
+            self._check_reducible(names, arrays, op, label)
             device = self._comm.devices.for_arrays(arrays, label)
             check_device(self._comm, device, label)
             self._check_kind(device, label)
@@ -171,6 +172,20 @@ class ManyArrays:
             if self._comm.rank != root and not np.shares_memory(flat, array):
                 np.copyto(array, flat.reshape(array.shape))
 
+    def _check_reducible(
+        self, names: Sequence[str], arrays: Sequence[Any], op: str, label: str
+    ) -> None:
+        known = self._reducible
+        for name, array in zip(names, arrays, strict=True):
+            if (
+                type(array) is np.ndarray
+                and (array.dtype, op) in known
+                and array.flags.writeable
+            ):
+                continue
+            _check_reducible(name, array, op, label)
+            known.add((array.dtype, op))
+
     def _check_kind(self, device: Device, label: str) -> None:
         if not device.uses_nccl and device.kind not in self._comm.device_types:
             raise TypeError(
@@ -240,7 +255,7 @@ class ManyArrays:
         steps = transport.reduce_arrays(plan, arrays, op, scale, self._comm.next_tag())
         self._comm.start_steps(steps).wait()
         for i, array in zip(kept, arrays, strict=True):
-            if not np.shares_memory(array, results[i]):
+            if array is not results[i] and not np.shares_memory(array, results[i]):
                 np.copyto(results[i], array.reshape(results[i].shape))
         self._record(
             "reduce",
@@ -421,7 +436,11 @@ def _key(names: Sequence[str], arrays: Sequence[Any]) -> Any:
             name,
             array.shape,
             array.dtype,
-            array.kind if isinstance(array, ArraySpec) else kind_of(array),
+            CPU
+            if type(array) is np.ndarray
+            else array.kind
+            if isinstance(array, ArraySpec)
+            else kind_of(array),
         )
         for name, array in zip(names, arrays, strict=True)
     )
@@ -431,18 +450,21 @@ def _as_arrays(
     names: Sequence[str], arrays: Sequence[Any], label: str
 ) -> Sequence[Any]:
     """Let GPU arrays of other packages be arrays of CuPy; leave specs alone."""
-    for name, array in zip(names, arrays, strict=True):
-        if isinstance(array, np.generic):
-            raise TypeError(
-                f"{label}: {name} is a scalar of NumPy, which cannot be written in "
-                "place; give an array of shape ()"
-            )
     return [
-        array
-        if isinstance(array, ArraySpec | np.ndarray)
-        else as_array(array, f"{label}: {name}")
+        array if type(array) is np.ndarray else _as_one_array(name, array, label)
         for name, array in zip(names, arrays, strict=True)
     ]
+
+
+def _as_one_array(name: str, array: Any, label: str) -> Any:
+    if isinstance(array, np.generic):
+        raise TypeError(
+            f"{label}: {name} is a scalar of NumPy, which cannot be written in "
+            "place; give an array of shape ()"
+        )
+    if isinstance(array, ArraySpec | np.ndarray):
+        return array
+    return as_array(array, f"{label}: {name}")
 
 
 def _shortened(groups: Sequence[int]) -> str:

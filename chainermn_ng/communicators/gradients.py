@@ -92,6 +92,31 @@ def mean_gradients(
         parameter._loss_scale = loss_scale
 
 
+def keep_gradients(
+    parameters: Sequence[tuple[str, chainer.Parameter]],
+    *,
+    zero_fill: bool,
+    loss_scale: float | None,
+) -> None:
+    """Leave gradients as :func:`mean_gradients` leaves them where there is one rank.
+
+    Not collective. Each is its own average already.
+
+    Args:
+        parameters: initialised ones with their paths, in any order.
+        zero_fill: as in :func:`mean_gradients`.
+        loss_scale: as there.
+    """
+    # Hooks and loss scaling write to gradients, which must not share memory then.
+    grads = own_gradients(parameters)
+    if not zero_fill:
+        return
+    for (_, parameter), grad in zip(parameters, grads, strict=True):
+        if grad is None:
+            set_gradient(parameter, parameter.xp.zeros_like(parameter.raw_array))
+            parameter._loss_scale = loss_scale
+
+
 def own_gradients(parameters: Sequence[tuple[str, chainer.Parameter]]) -> list[Any]:
     """Return the gradients, ``None`` where there is none, each in memory of its own.
 

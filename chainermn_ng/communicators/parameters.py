@@ -28,6 +28,29 @@ def named_parameters(model: chainer.Link) -> list[tuple[str, chainer.Parameter]]
     return unique
 
 
+def named_parameters_again(
+    model: chainer.Link, before: list[tuple[str, chainer.Parameter]]
+) -> list[tuple[str, chainer.Parameter]]:
+    """Return :func:`named_parameters`, in half the time if they are the same as before.
+
+    Args:
+        model: whose parameters are asked for.
+        before: what they were, not long ago.
+    """
+    known = {id(parameter) for _, parameter in before}
+    is_same = known == {id(parameter) for parameter in model.params()}
+    return before if is_same else named_parameters(model)
+
+
+def initialised_parameters(model: chainer.Link) -> list[tuple[str, chainer.Parameter]]:
+    """Return those that have a shape, each once, in no certain order.
+
+    For what ranks do not have to do together: it takes half the time.
+    """
+    unique = {id(item[1]): item for item in model.namedparams(include_uninit=False)}
+    return list(unique.values())
+
+
 def named_persistents(model: chainer.Link) -> Iterator[tuple[str, chainer.Link, str]]:
     """Yield ``(path, link, attribute)`` of each persistent value, sorted by path.
 

@@ -117,6 +117,8 @@ class ChainerFinder(importlib.abc.MetaPathFinder):
         self._stand_ins = stand_ins
         self._fixes = fixes
         self._explain = explain
+        # Every import of the program asks this finder first.
+        self._names = frozenset({*stand_ins, *fixes, *explain})
 
     def find_spec(
         self,
@@ -124,9 +126,7 @@ class ChainerFinder(importlib.abc.MetaPathFinder):
         path: Sequence[str] | None = None,
         target: ModuleType | None = None,
     ) -> ModuleSpec | None:
-        if not any(
-            fullname in table for table in (self._stand_ins, self._fixes, self._explain)
-        ):
+        if fullname not in self._names:
             return None
         for finder in sys.meta_path:
             if finder is self:

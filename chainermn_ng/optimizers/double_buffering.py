@@ -118,6 +118,10 @@ class DoubleBufferingOptimizer(MultiNodeOptimizer):
 
     # -- parts of the base class's methods ---------------------------------------------
 
+    def _is_alone(self) -> bool:
+        """Say no: gradients are one step old on one rank, too."""
+        return False
+
     def _backward(
         self,
         parameters: Parameters,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -12,13 +12,19 @@ import chainer
 from chainer.serializer import Deserializer
 
 from chainermn_ng.communicators import ChainerCommunicator
+from chainermn_ng.communicators.gradients import keep_gradients
 from chainermn_ng.communicators.model_sync import (
     settle_lazy_parameters,
     synchronise_model,
 )
-from chainermn_ng.communicators.parameters import named_parameters
+from chainermn_ng.communicators.parameters import (
+    initialised_parameters,
+    named_parameters,
+    named_parameters_again,
+)
 from chainermn_ng.optimizers import optimizer_state
 from chainermn_ng.optimizers.double_buffering_snapshot import holds_averages
+from chainermn_ng.optimizers.gradient_writers import gradient_writers
 from chainermn_ng.optimizers.link_attributes import LinkAttributes, meets_other_ranks
 from chainermn_ng.optimizers.master_weights import (
     load_master_weights,
@@ -67,6 +73,7 @@ class MultiNodeOptimizer:
             "_lazy",
             "_batch_is_checked",
             "_planner",
+            "_writers",
         }
     )
 
@@ -90,6 +97,8 @@ class MultiNodeOptimizer:
         # Those of them that no rank had given a shape yet.
         self._lazy: tuple[str, ...] = ()
         self._batch_is_checked = False
+        # Used with one rank only. None: not looked up yet.
+        self._writers: tuple[Sized, ...] | None = None
 
     # -- a step ----------------------------------------------------------------------
 
@@ -100,7 +109,7 @@ class MultiNodeOptimizer:
         ranks.
         """
         self.actual_optimizer.setup(link)
-        self._known = None
+        self._known = self._writers = None
         self._planner.forget()
         return self
 
@@ -131,6 +140,10 @@ class MultiNodeOptimizer:
                 Neither weights nor gradients have been changed then. In debug mode
                 also: the weights differ after the step.
         """
+        is_checked = self._known is not None and self._batch_is_checked
+        if is_checked and self._is_alone():
+            self._update_alone(lossfun, args, kwds)
+            return
         # Walking through a large model takes time: once before, once after the pass.
         parameters = named_parameters(self.target)
         if self._known is None or self._known != _paths(parameters):
@@ -143,7 +156,7 @@ class MultiNodeOptimizer:
         mean = None
         if lossfun is not None:
             parameters, mean = self._compute_gradients(
-                lossfun, args, kwds, share, meets
+                parameters, lossfun, args, kwds, share, meets
             )
             if meets:
                 share = None
@@ -191,6 +204,60 @@ class MultiNodeOptimizer:
         parameters = named_parameters(self.target)
         self._known = _paths(parameters)
         self._lazy = tuple(name for name, p in parameters if p.array is None)
+
+    def _is_alone(self) -> bool:
+        """Tell whether a step has nothing to do with other ranks.
+
+        A dtype for the wire rounds the gradients of one rank as well, so that it gets
+        what several would; in debug mode everything is as it is there.
+        """
+        engine = self.communicator.engine
+        return (
+            engine.size == 1
+            and engine.allreduce_grad_dtype is None
+            and not engine.is_debugging
+        )
+
+    def _update_alone(self, lossfun: Any, args: Any, kwds: Any) -> None:
+        """Take one step as Chainer's optimizer does; not for the first one.
+
+        On one rank each gradient is its own average, and nobody can differ. The first
+        step checks that the communicator can average such gradients.
+        """
+        actual, engine = self.actual_optimizer, self.communicator.engine
+        if not engine.is_usable:
+            engine.agree(self._label("mean of the gradients"))
+        engine.nccl.raise_if_failed()
+        if self._count_samples is not None:
+            # Any number is all of them; mistakes in counting are still errors.
+            self._share(args, kwds)
+        recorder, loss_scale = engine.recorder, actual._loss_scale
+        if lossfun is not None:
+            with recorded_span(recorder, "forward"):
+                loss = lossfun(*args, **kwds)
+            self._clear_gradients()
+            with recorded_span(recorder, "backward"):
+                loss.backward(loss_scale=loss_scale)
+            # As Chainer does: the graph's memory is free before the update needs some.
+            del loss
+        if self._writers is None:
+            self._writers = gradient_writers(actual)
+        with recorded_span(recorder, "average"):
+            # A script's own backward pass may have scaled the loss.
+            if lossfun is None or loss_scale is not None or any(self._writers):
+                keep_gradients(
+                    initialised_parameters(actual.target),
+                    zero_fill=self.zero_fill,
+                    loss_scale=loss_scale,
+                )
+        with recorded_span(recorder, "update"):
+            actual.update(None)
+
+    def _clear_gradients(self) -> None:
+        if getattr(self.actual_optimizer, "_use_cleargrads", True):
+            self.actual_optimizer.target.cleargrads()
+        else:
+            self.actual_optimizer.target.zerograds()
 
     def _step(
         self,
@@ -278,7 +345,13 @@ class MultiNodeOptimizer:
         optimizer_state.apply(self.actual_optimizer, state)
 
     def _compute_gradients(
-        self, lossfun: Any, args: Any, kwds: Any, share: float | None, meets: bool
+        self,
+        parameters: Parameters,
+        lossfun: Any,
+        args: Any,
+        kwds: Any,
+        share: float | None,
+        meets: bool,
     ) -> tuple[Parameters, GroupedMean | None]:
         """Run the loss function and the backward pass.
 
@@ -290,21 +363,18 @@ class MultiNodeOptimizer:
         if share == 0 and not self._lazy and not meets:
             # A loss over no samples is NaN or an error; it has no part in the mean.
             actual.target.cleargrads()
-            parameters = named_parameters(self.target)
+            parameters = named_parameters_again(self.target, parameters)
             return parameters, self._backward(parameters, None, share, False)
         # A sample that fills an empty batch is not to be in joint statistics.
         with uncounted_batch(meets and share == 0):
             loss = self._compute_loss(lossfun, args, kwds)
-            if getattr(actual, "_use_cleargrads", True):
-                actual.target.cleargrads()
-            else:
-                actual.target.zerograds()
+            self._clear_gradients()
             is_counted = share != 0
             if meets:
                 # Before the backward pass, in which gradients travel between the ranks.
                 loss = loss * (share * self.communicator.size)
                 share = None
-            parameters = named_parameters(self.target)
+            parameters = named_parameters_again(self.target, parameters)
             # Without samples they are zero, or the NaN of a loss over none.
             mean = self._backward(parameters, loss, share, is_counted)
             return parameters, mean
@@ -464,7 +534,7 @@ class MultiNodeOptimizer:
 
     def _become_a_copy(self) -> None:
         self._copied_from = self._identity or self._copied_from
-        self._identity = None
+        self._identity = self._writers = None
         # One rank may set up its copy with another model.
         self._planner = copy.copy(self._planner)
 

@@ -50,7 +50,9 @@ def describe_hyperparameters(
             special.append(f"{name} frozen")
         if rule._use_fp32_update:
             special.append(f"{name} float32 update")
-        special += [f"{name}.{text}" for text in hook_texts(rule)]
+        hookable = rule._hookable
+        if hookable._pre_update_hooks or hookable._post_update_hooks:
+            special += [f"{name}.{text}" for text in hook_texts(rule)]
         # Beside the reference to the optimizer's, usually none.
         if len(vars(rule.hyperparam)) > 1:
             own = own_values(rule.hyperparam)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from communicators.devices.device import Device
 from communicators.devices.host import (
     EmulatedDevice,
@@ -45,7 +47,12 @@ class DeviceChoice:
             ValueError: arrays on several GPUs, or on another than before.
             UnavailableError: GPU arrays, and CuPy or its GPU is not there.
         """
-        kinds = {getattr(a, "kind", None) or kind_of(a) or CPU for a in arrays}
+        kinds = {
+            CPU
+            if type(a) is np.ndarray
+            else getattr(a, "kind", None) or kind_of(a) or CPU
+            for a in arrays
+        }
         return self.of_kind(common_kind(kinds, operation), operation, arrays)
 
     def of_kind(self, kind: str, operation: str, arrays: Sequence[Any] = ()) -> Device:
