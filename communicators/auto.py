@@ -19,6 +19,7 @@ from communicators.transports.progress import Handle
 from communicators.tuning import (
     Candidate,
     ChoiceCache,
+    check_allowed,
     first_candidates,
     refinements,
     rule_of_thumb,
@@ -170,6 +171,7 @@ class AutoCommunicator(CommunicatorBase):
         if known is None:
             return None
         try:
+            check_allowed(known, self.topology)
             self._made(known)
         except (CommunicatorError, TypeError, ValueError) as error:
             # The same on all ranks, which have made it together.
@@ -199,7 +201,8 @@ class AutoCommunicator(CommunicatorBase):
 
     def _key(self, load_name: str) -> str:
         parts = [
-            f"hosts {self.topology} from {socket.gethostname()}",
+            f"hosts {self.topology} from {socket.gethostname()}"
+            f"{', pretended' if self.is_pretended else ''}",
             f"{self.size} ranks",
             load_name,
             f"chainermn_ng {__version__}",

@@ -38,7 +38,7 @@ from communicators.topology import (
     Topology,
     pretended_from_environment,
 )
-from communicators.transports import load
+from communicators.transports import cross_memory, load
 
 if TYPE_CHECKING:
     from communicators.recording import Recorder
@@ -130,6 +130,7 @@ class CommunicatorBase:
             :mod:`communicators.debugging`); ``CHAINERMN_NG_DEBUG`` says it.
         real_host: number of the machine that this rank runs on, never pretended;
             counts the hosts of this communicator.
+        is_pretended: whether the topology is another one than the machines'.
         why_mpi_in_host: why ranks of one host reach each other by MPI and not
             directly (see :mod:`communicators.transports.cross_memory`); ``None`` if
             they do, or if nothing has been reduced yet.
@@ -215,6 +216,7 @@ class CommunicatorBase:
         )
         spans_job = self.size == messages.world().Get_size()
         self._topology = self._agree_on_topology(topology, real, spans_job)
+        self.is_pretended = self._topology != real
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -924,6 +926,7 @@ def _settings_error(
         parse_wire_dtype(allreduce_grad_dtype)
         is_debug_asked_for()
         nccl_takes_host_memory()
+        cross_memory.why_not()
         if nccl_binding is not None:
             nccl_bindings.load(nccl_binding)
         else:

@@ -9,6 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+try:
+    from numpy.lib.array_utils import byte_bounds
+except ImportError:  # NumPy 1
+    from numpy import byte_bounds  # type: ignore[attr-defined,no-redef]
+
 from communicators.agreement import Agreement, digest_of
 from communicators.arguments import check_root
 from communicators.array_reductions import check_device
@@ -105,6 +110,12 @@ class ManyArrays:
                 else source
                 for array, source, wanted in zip(arrays, sources, union, strict=True)
             ]
+            shared = [] if device.uses_nccl else overlapping(results)
+            for i in shared:
+                # Written in place, each would change the other while it is read.
+                results[i] = results[i].copy()
+                if sources[i] is not None:
+                    sources[i] = results[i]
             wire = self._wire(device, op)
             group = None if device.uses_nccl else self._comm.in_place_group()
             if group is not None and group.same_host is not None:
@@ -124,6 +135,8 @@ class ManyArrays:
                     op,
                     scale,
                 )
+        for i in shared:
+            np.copyto(arrays[i], results[i])
         return [
             array if here else result
             for array, here, result in zip(given, present, results, strict=True)
@@ -465,6 +478,29 @@ def _as_one_array(name: str, array: Any, label: str) -> Any:
     if isinstance(array, ArraySpec | np.ndarray):
         return array
     return as_array(array, f"{label}: {name}")
+
+
+def overlapping(arrays: Sequence[Any]) -> list[int]:
+    """Return which arrays begin in memory that an earlier one reaches into.
+
+    Args:
+        arrays: in host memory; ``None`` is passed over.
+    """
+    bounds = []
+    for i, array in enumerate(arrays):
+        if array is not None and array.size:
+            if array.flags.c_contiguous:
+                start = array.__array_interface__["data"][0]
+                bounds.append((start, start + array.nbytes, i))
+            else:
+                bounds.append((*byte_bounds(array), i))
+    bounds.sort()
+    found, end = [], 0
+    for start, stop, i in bounds:
+        if start < end:
+            found.append(i)
+        end = max(end, stop)
+    return found
 
 
 def _shortened(groups: Sequence[int]) -> str:

@@ -97,6 +97,18 @@ def first_candidates(topology: Topology) -> list[Candidate]:
     return list(dict.fromkeys(found))
 
 
+def check_allowed(candidate: Candidate, topology: Topology) -> None:
+    """Refuse what a measurement could not have chosen.
+
+    Raises:
+        ValueError: another communicator, or an option that is not about speed.
+    """
+    names = {known.name for known in first_candidates(topology)}
+    odd = set(dict(candidate.options)) - {"bucket_bytes", "dims", "n_chunks"}
+    if candidate.name not in names or odd:
+        raise ValueError(f"{candidate} is none of the candidates on {topology}")
+
+
 def refinements(best: Candidate, nbytes: int, bucket_bytes: int) -> list[Candidate]:
     """Return variants of the best one: other buckets, other chunks.
 
@@ -148,15 +160,19 @@ class ChoiceCache:
         entries[key] = choice.as_json()
         while len(entries) > _MAX_KEPT:
             entries.pop(next(iter(entries)))
+        written = None
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             # Readers see the old file or the new one, never a part.
             with tempfile.NamedTemporaryFile(
                 "w", dir=self.path.parent, prefix=self.path.name, delete=False
             ) as file:
+                written = pathlib.Path(file.name)
                 json.dump(entries, file, indent=1)
-            pathlib.Path(file.name).replace(self.path)
+            written.replace(self.path)
         except OSError as error:
+            if written is not None:
+                written.unlink(missing_ok=True)
             _logger.warning("auto: cannot keep its choice in %s: %s", self.path, error)
 
     def _read(self) -> Mapping[str, Any]:

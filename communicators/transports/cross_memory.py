@@ -112,6 +112,7 @@ class Process:
         Raises:
             CommunicatorError: it is gone, or does not let this process in.
         """
+        ctypes.set_errno(0)
         if self._read(self._pid, local, n_local, remote, n_remote, 0) != nbytes:
             self._fail("read from")
 
@@ -119,6 +120,7 @@ class Process:
         self, local: int, n_local: int, remote: int, n_remote: int, nbytes: int
     ) -> None:
         """Copy pieces of this process's memory into pieces of its. As the above."""
+        ctypes.set_errno(0)
         if self._write(self._pid, local, n_local, remote, n_remote, 0) != nbytes:
             self._fail("write to")
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from communicators.dtypes import Array
+from communicators.errors import CommunicatorError
 from communicators.transports.host_memory import SharedFile, map_file
 
 #: Words of 8 bytes of a cache line.
@@ -20,8 +21,10 @@ _LINE_WORDS = 8
 #: Operations in flight that have flags of their own: more than many buckets in flight
 #: have chunks.
 N_SLOTS = 512
-#: Stages of one operation, of which the last one is its end.
+#: Stages of one operation.
 N_STAGES = 16
+#: The stage of a rank that does not go on with the operation.
+_FAILED = N_STAGES - 1
 
 # x86 makes stores visible in their order. Other processors need to be told to.
 _KEEPS_ORDER = platform.machine().lower() in ("x86_64", "amd64", "i686")
@@ -54,7 +57,7 @@ class Flags:
 
     def __init__(self, memory: Array, rank: int, size: int) -> None:
         self._memory = memory
-        self._words = memory.data.cast("B").cast("Q")
+        self.words = memory.data.cast("B").cast("Q")
         self._size = size
         self._others = [r for r in range(size) if r != rank]
         self._own = self._line(rank, 0)
@@ -78,14 +81,14 @@ class Flags:
             try:
                 file = SharedFile(nbytes)
                 ticket = file.ticket
-            except Exception as failure:
+            except Exception as failure:  # the others wait to be told
                 error = failure
         ticket, error = mpi_comm.bcast((ticket, error), root=0)
         memory = None
         if error is None:
             try:
                 memory = map_file(ticket, nbytes)
-            except OSError as failure:
+            except Exception as failure:
                 error = failure
         # The descriptor must be open until all have mapped the file.
         mpi_comm.Barrier()
@@ -101,26 +104,47 @@ class Flags:
 
         Args:
             operation: its number.
-            stage: 1 to :data:`N_STAGES` - 1; larger than the last one.
+            stage: 1 to :data:`N_STAGES` - 2; larger than the last one.
             value: 0 to 2**64 - 1, for the others to read; ``None`` leaves the last.
         """
         at = self._own + operation % N_SLOTS * _LINE_WORDS
         if value is not None:
-            self._words[at + 1] = value
+            self.words[at + 1] = value
         _fence()
-        self._words[at] = operation * N_STAGES + stage
+        flag = operation * N_STAGES + stage
+        assert flag > self.words[at], "a flag only grows"
+        self.words[at] = flag
+
+    def fail(self, operation: int) -> None:
+        """Say that this rank does not go on: whoever waits for it gets an error."""
+        at = self._own + operation % N_SLOTS * _LINE_WORDS
+        self.words[at] = max(operation * N_STAGES + _FAILED, self.words[at])
+
+    def raise_if_failed(self, operation: int) -> None:
+        """Raise if a rank does not go on with an operation.
+
+        Raises:
+            CommunicatorError: it has failed, or given up waiting.
+        """
+        slot, flag = operation % N_SLOTS, operation * N_STAGES + _FAILED
+        for rank in range(self._size):
+            if self.words[self._line(rank, slot)] == flag:
+                raise CommunicatorError(
+                    f"rank {rank} of the ranks on this host has failed in the middle "
+                    "of a reduction; the arrays are not reduced"
+                )
 
     def all_at(self, operation: int, stage: int) -> Reached:
         """Return what can be asked whether all ranks have reached a stage."""
         slot = operation % N_SLOTS
         lines = [self._line(rank, slot) for rank in self._others]
-        return Reached(self._words, lines, operation * N_STAGES + stage)
+        return Reached(self, operation, lines, operation * N_STAGES + stage)
 
     def values(self, operation: int) -> Sequence[int]:
         """Return the values of all ranks, when all have reached a stage."""
         _fence()
         slot = operation % N_SLOTS
-        return [self._words[self._line(rank, slot) + 1] for rank in range(self._size)]
+        return [self.words[self._line(rank, slot) + 1] for rank in range(self._size)]
 
     def _line(self, rank: int, slot: int) -> int:
         return (rank * N_SLOTS + slot) * _LINE_WORDS
@@ -129,14 +153,24 @@ class Flags:
 class Reached:
     """Flags to wait for, asked like a request of MPI."""
 
-    def __init__(self, words: Any, lines: list[int], value: int) -> None:
-        self._words = words
+    def __init__(
+        self, flags: Flags, operation: int, lines: list[int], value: int
+    ) -> None:
+        self._flags = flags
+        self._operation = operation
         self._lines = lines
         self._value = value
 
     def Test(self) -> bool:
-        """Tell whether all flags are there."""
-        words, lines, value = self._words, self._lines, self._value
+        """Tell whether all flags are there.
+
+        Raises:
+            CommunicatorError: a rank does not go on.
+        """
+        words, lines, value = self._flags.words, self._lines, self._value
         while lines and words[lines[-1]] >= value:
             lines.pop()
-        return not lines
+        if lines:
+            return False
+        self._flags.raise_if_failed(self._operation)
+        return True

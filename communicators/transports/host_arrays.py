@@ -154,6 +154,7 @@ def reduce_blocks(
     rank: int,
     op: str,
     scale: float | None,
+    check: Callable[[], None],
 ) -> int:
     """Reduce this rank's blocks on all ranks, while the others do nothing but theirs.
 
@@ -165,6 +166,7 @@ def reduce_blocks(
         rank: this one.
         op: name of the reduction.
         scale: factor before the reduction, or ``None``.
+        check: raises if the other ranks do not want anything written any more.
 
     Returns:
         The number of bytes copied from and to other ranks.
@@ -207,6 +209,7 @@ def reduce_blocks(
                     )
                 ]
             desk.reduce(own, fetch)
+            check()
             # Short pieces are all in one row now, for this rank as for the others.
             local = desk.result_piece if own is None else remote[rank]
             n_local = 1 if own is None else n_pieces
@@ -298,8 +301,14 @@ class _Desk:
             with np.errstate(over="raise"):
                 total = self._sum(own, fetch, None, ends_in_own=False)
         except FloatingPointError:
-            # Own elements are as they were; so are the other ranks'.
-            self._put(own, self._sum(own, fetch, self._scale), None)
+            # Own elements are as they were; so are the other ranks'. Only where the sum
+            # is not finite: else the neighbours of an element would change its bits.
+            late = self._sum(own, fetch, None, ends_in_own=False)
+            assert late is not None
+            late = late * late.dtype.type(self._scale)
+            total = self._sum(own, fetch, self._scale, ends_in_own=False)
+            assert total is not None
+            self._put(own, np.where(np.isfinite(late), late, total), None)
         else:
             self._put(own, total, self._scale)
 

@@ -64,6 +64,10 @@ class _Operation:
                 self.result = stop.value
         return moved
 
+    def close(self) -> None:
+        """End the steps where they are."""
+        self._steps.close()
+
     def wait(self) -> Any:
         self._progress.drive_until(self)
         return self.result
@@ -113,6 +117,13 @@ class Progress:
         Raises:
             CommunicationTimeoutError: nothing moved for ``timeout_s``.
         """
+        try:
+            self._drive_until(target)
+        except BaseException:
+            self._give_up()
+            raise
+
+    def _drive_until(self, target: _Operation) -> None:
         backoff = Backoff()
         next_listen = LISTEN_EVERY_S
         while not target.done:
@@ -126,6 +137,12 @@ class Progress:
                 self._listen(lambda: target.label)
             if self.timeout_s is not None and waited_s > self.timeout_s:
                 self._on_timeout(target.label, waited_s)
+
+    def _give_up(self) -> None:
+        """Let what is in flight know that it does not go on."""
+        # Kept: MPI may still read and write what their requests are about.
+        for operation in self._in_flight:
+            operation.close()
 
     def _poll(self) -> bool:
         """Advance everything that can go on; tell whether anything moved."""

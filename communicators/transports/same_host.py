@@ -16,7 +16,7 @@ import numpy as np
 from communicators.dtypes import Array, ufunc_of
 from communicators.errors import CommunicatorError, UnavailableError
 from communicators.transports import cross_memory
-from communicators.transports.flags import Flags
+from communicators.transports.flags import N_SLOTS, Flags
 from communicators.transports.host_arrays import ArraysPlan, reduce_blocks
 from communicators.transports.mpi import part_bounds
 from communicators.transports.progress import Steps
@@ -24,6 +24,10 @@ from communicators.transports.progress import Steps
 #: Bytes that are combined at a time: they stay in the second-level cache, and a call of
 #: the kernel is short beside what it copies.
 BLOCK_BYTES = 256 * 1024
+
+
+#: What other ranks may still write to after an operation has ended in an error.
+_in_use: list[Any] = []
 
 
 class SameHostTransport:
@@ -71,6 +75,9 @@ class SameHostTransport:
             ndarray: view of this rank's part.
         Cost: 2 meetings; each rank copies (p-1)/p * nbytes.
         """
+        return self._telling(tag, buffer, self._reduce_scatter(buffer, op, tag))
+
+    def _reduce_scatter(self, buffer: Array, op: str, tag: int) -> Steps:
         start, stop = part_bounds(buffer.size, self.size, self.rank)
         yield [self._meet(tag, buffer)]
         addresses = self._flags.values(tag)
@@ -83,6 +90,9 @@ class SameHostTransport:
 
         Cost: 2 meetings; each rank copies (p-1)/p * nbytes.
         """
+        return self._telling(tag, buffer, self._all_gather(buffer, tag))
+
+    def _all_gather(self, buffer: Array, tag: int) -> Steps:
         yield [self._meet(tag, buffer)]
         addresses = self._flags.values(tag)
         for rank in self._after_own():
@@ -106,6 +116,9 @@ class SameHostTransport:
 
         Cost: 4 meetings; each rank copies (p-1)/p * nbytes, the root twice that.
         """
+        return self._telling(tag, buffer, self._reduce(buffer, op, tag, root))
+
+    def _reduce(self, buffer: Array, op: str, tag: int, root: int) -> Steps:
         yield from self.reduce_scatter(buffer, op, tag)
         yield [self._meet(tag, buffer)]
         if self.rank == root:
@@ -120,6 +133,9 @@ class SameHostTransport:
 
         Cost: 2 meetings; every rank but the root copies nbytes.
         """
+        return self._telling(tag, buffer, self._broadcast(buffer, tag, root))
+
+    def _broadcast(self, buffer: Array, tag: int, root: int) -> Steps:
         yield [self._meet(tag, buffer)]
         if self.rank != root:
             self._copy(buffer, 0, buffer.size, root, self._flags.values(tag)[root])
@@ -143,13 +159,31 @@ class SameHostTransport:
             tag: of the operation.
         Cost: 2 meetings; each rank copies 2(p-1)/p * nbytes.
         """
+        steps = self._reduce_arrays(plan, arrays, op, scale, tag)
+        return self._telling(tag, arrays, steps)
+
+    def _reduce_arrays(
+        self,
+        plan: ArraysPlan,
+        arrays: Sequence[Array],
+        op: str,
+        scale: float | None,
+        tag: int,
+    ) -> Steps:
         table = np.array([cross_memory.address_of(a) for a in arrays], np.uint64)
         yield [self._meet(tag, table)]
         tables = np.empty((self.size, table.size), np.uint64)
         for rank, address in enumerate(self._flags.values(tag)):
             self._processes[rank].read_into(tables[rank], address)
         self.sent_bytes += reduce_blocks(
-            plan, arrays, tables, self._processes, self.rank, op, scale
+            plan,
+            arrays,
+            tables,
+            self._processes,
+            self.rank,
+            op,
+            scale,
+            lambda: self._flags.raise_if_failed(tag),
         )
         yield [self._meet(tag)]
 
@@ -157,13 +191,27 @@ class SameHostTransport:
 
     def _meet(self, tag: int, array: Array | None = None) -> Any:
         """Reach the operation's next stage; return what says whether all have."""
-        stage = self._stages.pop(tag, 0) + 1
-        while len(self._stages) > 4 * 64:
-            self._stages.pop(next(iter(self._stages)))
+        stage = self._stages.get(tag, 0) + 1
+        if stage == 1 and len(self._stages) > 2 * N_SLOTS:
+            # Of operations whose flags serve others by now.
+            oldest = tag - N_SLOTS
+            self._stages = {t: n for t, n in self._stages.items() if t > oldest}
         self._stages[tag] = stage
         address = None if array is None else cross_memory.address_of(array)
         self._flags.raise_own(tag, stage, address)
         return self._flags.all_at(tag, stage)
+
+    def _telling(self, tag: int, arrays: Any, steps: Steps) -> Steps:
+        """Tell the other ranks if the steps end in an error, or are given up.
+
+        The arrays are kept for good then: others may be at work in them.
+        """
+        try:
+            return (yield from steps)
+        except BaseException:
+            _in_use.append(arrays)
+            self._flags.fail(tag)
+            raise
 
     def _after_own(self) -> list[int]:
         """Return the other ranks, beginning behind this one: not all at one rank."""
@@ -237,8 +285,8 @@ def connect(mpi_comm: Any, label: str) -> SameHostTransport:
     if not reasons:
         try:
             flags = Flags.share(mpi_comm)
-        except (OSError, CommunicatorError) as error:
-            reason = f"no shared memory ({error})"
+        except Exception as error:  # whatever it is, the other ranks are waiting
+            reason = f"no shared memory ({type(error).__name__}: {error})"
         reasons = [text for text in mpi_comm.allgather(reason) if text]
     if reasons:
         raise UnavailableError(reasons[0])
