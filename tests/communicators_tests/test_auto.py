@@ -115,7 +115,15 @@ def test_on_one_host_without_each_others_memory_there_is_a_choice(cache, monkeyp
 @pytest.mark.parallel([2])
 @pytest.mark.parametrize(
     "content",
-    ["{", "[]", '{"KEY": 3}', '{"KEY": {"name": "gone", "options": {}}}', None],
+    [
+        "{",
+        "[]",
+        '{"KEY": 3}',
+        '{"KEY": {"name": "gone", "options": {}}}',
+        '{"KEY": {"name": "dummy", "options": {}}}',
+        '{"KEY": {"name": "flat", "options": {"allreduce_grad_dtype": "float16"}}}',
+        None,
+    ],
 )
 def test_a_useless_cache_file_costs_a_measurement(cache, caplog, content):
     caplog.set_level(logging.INFO, "chainermn_ng")
@@ -136,6 +144,7 @@ def test_a_useless_cache_file_costs_a_measurement(cache, caplog, content):
             ok = ok and "measured: " in text
             warns = content not in ("[]",)
             ok = ok and ("WARNING" in text) == warns
+            ok = ok and [p.name for p in cache.parent.iterdir()] == [cache.name]
         assert_all_ranks(comm, ok, text)
 
 

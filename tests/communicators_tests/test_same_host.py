@@ -200,6 +200,125 @@ def test_buckets_in_flight_do_not_mix(flat):
     assert_all_ranks(flat, ok, "a sum is wrong")
 
 
+CHUNKS = """
+import numpy as np
+from communicators import create_communicator
+with create_communicator(
+    "multi_ring", topology="2x2", n_chunks=64, bucket_bytes=2**24, timeout_s=30
+) as comm:
+    array = np.full(40 * 2**20 // 4, comm.rank + 1.0, "f4")
+    comm.allreduce_arrays([array, np.full(7, 1.0, "f4")] * 1, op="sum")
+    assert (array == 10).all(), array
+    print("right", flush=True)
+"""
+
+
+def test_many_chunks_in_flight_within_hosts_and_between_them():
+    job = run_job(4, ["-c", CHUNKS], timeout_s=100)
+    assert job.returncode == 0, job.output
+    assert job.stdout.count("right") == 4, job.output
+
+
+@pytest.mark.parallel([3])
+def test_overflow_of_one_array_leaves_the_bits_of_others(flat):
+    def mean_of(*arrays):
+        flat.allreduce_arrays(list(arrays))
+        return arrays
+
+    def ordinary():
+        return np.random.default_rng(flat.rank).standard_normal(1000).astype("f4")
+
+    large = np.full(1000, 3e38, "f4")
+    large[::2] = 1 + flat.rank
+    (alone,) = mean_of(ordinary())
+    _, beside, _ = mean_of(large, ordinary(), np.full(1000, 3e38, "f4"))
+    ok = np.array_equal(alone, beside)
+    ok = ok and np.allclose(large[1::2], 3e38) and (large[::2] == 2).all()
+    assert_all_ranks(flat, ok, f"{alone[:3]} {beside[:3]} {large[:3]}")
+
+
+@parallel
+@pytest.mark.parametrize("value", ["0", "1"])
+def test_arrays_that_overlap_are_reduced_as_if_they_were_apart(value, monkeypatch):
+    monkeypatch.setenv("CHAINERMN_NG_CROSS_MEMORY", value)
+    with create_communicator("flat") as comm:
+        n = 300_000
+        base = np.full(2 * n, 1.0, "f4")
+        rows = np.frombuffer(memoryview(bytearray(4 * n)), "f4")
+        rows[:] = 1
+        twin = np.frombuffer(rows.data, "f4")
+        views = [base[:n], base[n // 2 : n // 2 + n], rows, twin, base[: 2 * n : 2]]
+        comm.allreduce_arrays(views, op="sum")
+        ok = (rows == comm.size).all() and (base[: n // 2 + n] == comm.size).all()
+        assert_all_ranks(comm, ok, f"{set(base.tolist())} {set(rows.tolist())}")
+
+
+FAILING = """
+import sys, time
+import numpy as np
+import communicators
+from communicators.errors import CommunicatorError
+from communicators.transports.cross_memory import Process
+
+comm = communicators.create_communicator("flat", timeout_s=30)
+array = np.full(500_000, 1.0, "f4")
+comm.allreduce_arrays([array])
+if comm.rank == 1:
+    def broken(self, *args):
+        raise CommunicatorError("cannot read: it is gone")
+    Process.read_pieces = broken
+start = time.monotonic()
+try:
+    comm.allreduce_arrays([array])
+except CommunicatorError as error:
+    print(comm.rank, error, time.monotonic() - start < 10, flush=True)
+"""
+
+
+def test_a_rank_that_fails_in_the_middle_tells_the_others_at_once():
+    job = run_job(2, ["-c", FAILING], timeout_s=60)
+    assert "1 cannot read: it is gone True" in job.stdout, job.output
+    assert "0 rank 1 of the ranks on this host has failed" in job.stdout, job.output
+    assert job.stdout.count("True") == 2, job.output
+
+
+STOPPED = """
+import os, signal, sys, threading, time
+import numpy as np
+import communicators
+from communicators.transports import same_host
+
+comm = communicators.create_communicator("flat", timeout_s=3)
+array = np.full(3_000_000, comm.rank + 1.0, "f4")
+comm.allreduce_arrays([array])
+if comm.rank == 1:
+    real = same_host.reduce_blocks
+    def late(*args):
+        time.sleep(6)
+        return real(*args)
+    same_host.reduce_blocks = late
+try:
+    comm.allreduce_arrays([array])
+except communicators.CommunicatorError as error:
+    print(type(error).__name__, flush=True)
+array.fill(-5)
+time.sleep(6 if comm.rank == 0 else 1)
+print("kept", (array == -5).all(), flush=True)
+os._exit(0)
+"""
+
+
+def test_nothing_is_written_into_arrays_that_a_rank_has_given_up():
+    job = run_job(
+        2,
+        ["-c", STOPPED],
+        timeout_s=60,
+        env={"CHAINERMN_NG_ABORT_ON_EXCEPTION": "0"},
+    )
+    assert job.stdout.count("kept True") == 2, job.output
+    assert "CommunicationTimeoutError" in job.stdout, job.output
+
+
 SETTING = """
 import communicators
 from mpi4py import MPI
@@ -217,10 +336,23 @@ def test_one_rank_that_stays_away_sends_all_by_mpi():
     assert job.stdout.count("CHAINERMN_NG_CROSS_MEMORY=0") == 2, job.output
 
 
-def test_a_setting_that_is_none_is_an_error_on_all_ranks():
-    job = run_job(2, ["-c", SETTING.replace("SUFFIX", "'x'")], timeout_s=60)
-    assert job.returncode != 0
-    assert "CHAINERMN_NG_CROSS_MEMORY='0x': expected 0 or 1" in job.stderr, job.output
+CAUGHT = """
+import os
+import communicators
+from mpi4py import MPI
+if MPI.COMM_WORLD.rank == 1:
+    os.environ["CHAINERMN_NG_CROSS_MEMORY"] = "2"
+try:
+    communicators.create_communicator("flat", timeout_s=20)
+except ValueError as error:
+    print(error, flush=True)
+"""
+
+
+def test_a_setting_that_is_none_on_one_rank_is_an_error_on_all():
+    job = run_job(2, ["-c", CAUGHT], timeout_s=60)
+    text = "CHAINERMN_NG_CROSS_MEMORY='2': expected 0 or 1"
+    assert job.stdout.count(text) == 2, job.output
 
 
 def test_memory_of_a_process_that_is_not_there():
