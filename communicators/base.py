@@ -229,6 +229,10 @@ class CommunicatorBase:
                 f"{cls.__qualname__} defines neither all_reduce_flat nor "
                 "start_all_reduce_flat"
             )
+        own = vars(cls)
+        if {"all_reduce_flat", "start_all_reduce_flat"} & own.keys():
+            # One that reduces in another way than its parent must be asked to.
+            cls.in_place_group = own.get("in_place_group", base.in_place_group)
 
     def _agree_on_topology(
         self,
