@@ -232,7 +232,11 @@ class CommunicatorBase:
         own = vars(cls)
         if {"all_reduce_flat", "start_all_reduce_flat"} & own.keys():
             # One that reduces in another way than its parent must be asked to.
-            cls.in_place_group = own.get("in_place_group", base.in_place_group)
+            setattr(  # noqa: B010 - mypy takes no assignment to a method
+                cls,
+                "in_place_group",
+                own.get("in_place_group", base.in_place_group),
+            )
 
     def _agree_on_topology(
         self,
