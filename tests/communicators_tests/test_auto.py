@@ -12,6 +12,7 @@ from helpers.ranks import assert_all_ranks
 from mpi4py import MPI
 
 from communicators import Topology, create_communicator
+from communicators.devices.host import nccl_takes_host_memory
 from communicators.tuning import (
     Candidate,
     ChoiceCache,
@@ -19,6 +20,9 @@ from communicators.tuning import (
     refinements,
 )
 
+pytestmark = pytest.mark.skipif(
+    nccl_takes_host_memory(), reason="NumPy arrays travel by NCCL here"
+)
 parallel = pytest.mark.parallel([2, 3, 4])
 SEVERAL = {2: ["2x1"], 3: ["3x1", "2+1"], 4: ["2x2", "3+1", "a,b,a,b"]}
 N_ELEMS = 100_000

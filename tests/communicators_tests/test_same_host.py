@@ -10,6 +10,7 @@ from helpers.jobs import run_job
 from helpers.ranks import assert_all_ranks
 
 from communicators import ArraySpec, CommunicatorError, create_communicator
+from communicators.devices.host import nccl_takes_host_memory
 from communicators.transports.cross_memory import MAX_PIECES, Process, address_of
 from communicators.transports.flags import N_SLOTS, Flags
 from communicators.transports.host_arrays import (
@@ -18,6 +19,9 @@ from communicators.transports.host_arrays import (
     ArraysPlan,
 )
 
+pytestmark = pytest.mark.skipif(
+    nccl_takes_host_memory(), reason="NumPy arrays travel by NCCL here"
+)
 parallel = pytest.mark.parallel([2, 3, 4])
 F4 = np.dtype("f4")
 
