@@ -131,6 +131,7 @@ def _check(header: Header, events: Any) -> None:
         raise ValueError(f"ranks {header.ranks} of {header.size}")
     if not isinstance(events, list):
         raise ValueError("its events are no list")
+    n_spans = 0
     for event in events:
         if event["ph"] == "X":
             for key in _NUMBERS:
@@ -138,9 +139,14 @@ def _check(header: Header, events: Any) -> None:
                     event[key]
                 ):
                     raise ValueError(f"{key} {event[key]!r} of {event['name']}")
+            if event["dur"] < 0:
+                raise ValueError(f"dur {event['dur']!r} of {event['name']}: below 0")
             event["args"]["step"], event["cat"]
+            n_spans += 1
         if event["pid"] not in header.ranks:
             raise ValueError(f"an event of rank {event['pid']!r}")
+    if not n_spans:
+        raise ValueError("it has no spans")
 
 
 def merge_traces(traces: Sequence[Trace]) -> Trace:
