@@ -78,7 +78,6 @@ def write_trace(path: str | os.PathLike[str], trace: Trace) -> None:
     data = json.dumps(content, separators=(",", ":")).encode()
     if path.suffix == ".gz":
         data = gzip.compress(data, mtime=0)
-    path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         partial.write_bytes(data)
