@@ -342,7 +342,8 @@ def _checked_name(filename: Any) -> str:
     unknown = [found for found in re.findall(r"{[^{}]*}", name) if found != _RANK]
     if unknown:
         raise ValueError(
-            f"Timeline: filename {name!r}: unknown {', '.join(unknown)}; there is {_RANK}"
+            f"Timeline: filename {name!r}: unknown {', '.join(unknown)}; "
+            f"there is {_RANK}"
         )
     if not name:
         raise ValueError("Timeline: filename '': expected the name of a file")

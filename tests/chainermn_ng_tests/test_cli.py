@@ -69,7 +69,8 @@ def test_without_its_packages_it_says_how_to_get_them(monkeypatch, capsys):
     assert run("bench") == 1
     assert capsys.readouterr().err == (
         "chainermn-ng: the command line needs click_that_nobody_has; "
-        "pip install 'chainermn-ng[cli]' brings what is missing\n"
+        "the extra 'cli' brings it: pip install '.[cli]' in a checkout of "
+        "chainermn_ng\n"
     )
 
 
