@@ -20,6 +20,10 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from communicators import UnavailableError
+from communicators.bench_candidates import Candidate, choose_candidates
+from communicators.bench_results import REFERENCE
+
 from benchmarks.machine import REPOSITORY, describe
 from benchmarks.report import markdown, write_into
 from benchmarks.results import BenchmarkError, NotHere, Row, Table
@@ -81,6 +85,20 @@ def chosen(prefixes: Sequence[str]) -> list[str]:
     return [key for key in KEYS if not prefixes or key.startswith(tuple(prefixes))]
 
 
+def check_communicators(texts: Sequence[str]) -> None:
+    """Refuse communicators that there are not, before anything is measured.
+
+    Raises:
+        ValueError: an unknown name or option, or a malformed text.
+        UnavailableError: it cannot be imported here.
+    """
+    for text in texts:
+        if Candidate.parse(text).name == REFERENCE:
+            raise ValueError(f"--communicator {text}: MPI's own always takes part")
+    if texts:
+        choose_candidates(texts)
+
+
 def parse(args: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
     """Read the command line; return it and the keys of the rows."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -102,8 +120,9 @@ def parse(args: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
     if options.write_docs and (options.only or options.quick):
         parser.error("--write-docs needs a whole run: no --only, no --quick")
     try:
+        check_communicators(options.communicator)
         return options, chosen(options.only)
-    except ValueError as error:
+    except (UnavailableError, ValueError) as error:
         parser.error(str(error))
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from communicators.base import CommunicatorBase
-from communicators.bench_candidates import Candidate
+from communicators.bench_candidates import NOT_COMPARED, Candidate
 from communicators.bench_operations import BareMpi, Work, WrongResultError
 from communicators.bench_results import BUS_FACTORS, REFERENCE, Results, Row
 from communicators.dtypes import parse_wire_dtype
@@ -166,6 +166,26 @@ class Bench:
         self._made: list[tuple[Candidate, CommunicatorBase | None, str | None]] = []
         for candidate in settings.candidates:
             self._made.append((candidate, *self._create(candidate)))
+        self._same_way = self._do_the_same()
+
+    def _do_the_same(self) -> bool:
+        """Return whether several communicators reduce in one way. Collective.
+
+        They do where ranks reach each other's memory, and all of them are one group.
+        """
+        if self._device.kind != "cpu" or self._settings.operation != "allreduce_arrays":
+            return False
+        made = [
+            comm
+            for candidate, comm, _ in self._made
+            if comm is not None and candidate.name not in NOT_COMPARED
+        ]
+        # All of them, also after the first that differs: it is collective.
+        groups = [comm.in_place_group() for comm in made]
+        are_direct = [
+            group is not None and group.same_host is not None for group in groups
+        ]
+        return len(made) > 1 and all(self._comm.allgather_obj(all(are_direct)))
 
     def _create(self, candidate: Candidate) -> tuple[CommunicatorBase | None, Any]:
         """Return the communicator, or why there is none."""
@@ -219,7 +239,7 @@ class Bench:
             "budget_s": timing.budget_s,
         }
         machine = describe_machine(self._comm, self._device.text)
-        return Results(date, machine, settings, rows)
+        return Results(date, machine, settings, rows, self._same_way)
 
     def _measure(self, one: Load, progress: Callable[[float], object]) -> list[Row]:
         """Return the rows of one load, in the order of the candidates."""
@@ -337,6 +357,7 @@ def describe_machine(comm: CommunicatorBase, device: str) -> dict[str, Any]:
         "packages": packages,
         "ranks": comm.size,
         "topology": str(comm.topology),
+        "is_pretended": comm.is_pretended,
         "hosts": list(hosts.values()),
         "device": everyone[0][3],
     }

@@ -14,7 +14,7 @@ from communicators.errors import UnavailableError
 from communicators.registry import available_communicators, options_of
 
 #: It sends nothing: its times would be a lie in a comparison.
-_NOT_COMPARED = ("dummy",)
+NOT_COMPARED = ("dummy",)
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def choose_candidates(
         candidates = [Candidate.parse(text) for text in chosen]
     else:
         names = available_communicators()
-        candidates = [Candidate(name) for name in names if name not in _NOT_COMPARED]
+        candidates = [Candidate(name) for name in names if name not in NOT_COMPARED]
     candidates = [c for c in candidates if c.name != REFERENCE]
     known = {c.name: _options(c.name) for c in candidates}
     for candidate in candidates:

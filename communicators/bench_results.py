@@ -13,6 +13,7 @@ Needs neither MPI nor NumPy. The file is one JSON object::
         "ranks": 4,
         "topology": "2x2",
         "hosts": [{"name": "node1", "cores": 2, "ranks": 2}, ...],
+        "is_pretended": false,
         "device": "cpu"
       },
       "settings": {"warm_up": 3, "repetitions": 20, "budget_s": 2.0},
@@ -30,11 +31,13 @@ Needs neither MPI nor NumPy. The file is one JSON object::
           "skipped": null
         }, ...
       ],
+      "same_way": false,
       "recommended": "comm = chainermn_ng.create_communicator(...)"
     }
 
 - ``hosts`` are the real ones, in the order of their first ranks; ``topology`` is what
-  the communicators went by, which may be pretended (:meth:`Topology.parse` reads it).
+  the communicators went by (:meth:`Topology.parse` reads it); ``is_pretended`` says
+  that the machines have another one.
 - ``communicator`` is a name of the registry, or ``"mpi"``: the bare operation of the
   MPI library on one flat array.
 - ``options`` are those given to ``create_communicator``; JSON has lists for tuples.
@@ -45,6 +48,8 @@ Needs neither MPI nor NumPy. The file is one JSON object::
   what a rank has or keeps; for alltoall those of all blocks of one rank.
 - ``times_s`` has one entry a repetition, in the order in which they were made: seconds
   on the rank where it took longest. Empty where ``skipped`` tells why.
+- ``same_way`` is true where all communicators in the rows, but ``dummy``, reduce these
+  arrays in the same way, so that what is between them is chance.
 - ``recommended`` is null where nothing was measured.
 
 Versions: readers refuse other numbers than theirs. New keys may come without a new
@@ -58,7 +63,7 @@ import math
 import os
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 SCHEMA = "chainermn-ng bench"
@@ -66,6 +71,11 @@ VERSION = 1
 
 #: Name of the rows of the bare MPI library.
 REFERENCE = "mpi"
+#: The communicator that is taken where it cannot be told from the fastest: it chooses
+#: by itself, also on the next machine.
+DEFAULT = "auto"
+#: Loads up to so many bytes are about latency.
+SMALL_BYTES = 64 * 1024
 
 
 def _reduced_twice(size: int) -> float:
@@ -153,12 +163,15 @@ class Results:
         machine: where; see the module.
         settings: how often was measured.
         rows: what was found.
+        same_way: the communicators in the rows, but ``dummy``, all reduce these arrays
+            in the same way.
     """
 
     date: str
     machine: Mapping[str, Any]
     settings: Mapping[str, Any]
     rows: Sequence[Row]
+    same_way: bool = False
 
     @property
     def size(self) -> int:
@@ -168,8 +181,24 @@ class Results:
     @property
     def recommended(self) -> str | None:
         """The line for one's script that makes the best communicator."""
-        row = best_row(self.rows)
+        row = self.recommended_row
         return None if row is None else script_line(row)
+
+    @property
+    def recommended_row(self) -> Row | None:
+        """The row whose communicator is recommended; ``None``: nothing was measured.
+
+        The best one's, or that of ``auto`` where the two are not told apart: all names
+        do the same, or ``auto`` was once as fast as the best one's median, at all
+        loads. Where all do the same, ``auto`` need not have been measured.
+        """
+        best = best_row(self.rows)
+        if best is None:
+            return None
+        found = _default_row(self.rows, best)
+        if self.same_way:
+            return found or replace(best, communicator=DEFAULT, options={})
+        return best if found is None or not _reaches(self.rows, found, best) else found
 
 
 def best_row(rows: Sequence[Row]) -> Row | None:
@@ -184,6 +213,52 @@ def best_row(rows: Sequence[Row]) -> Row | None:
         return None
     best, _ = ranking[0]
     return next(row for row in rows if row.times_s and row.label == best)
+
+
+def _default_row(rows: Sequence[Row], best: Row) -> Row | None:
+    """Return a row of the best ``auto``; ``None`` if it was not measured throughout."""
+    if best.communicator == DEFAULT:
+        return best
+    labels = [label for label, _ in _ranking(rows)]
+    own = [r for r in rows if r.communicator == DEFAULT and r.times_s]
+    return min(
+        (row for row in own if row.label in labels),
+        key=lambda row: labels.index(row.label),
+        default=None,
+    )
+
+
+def _reaches(rows: Sequence[Row], row: Row, best: Row) -> bool:
+    """Return whether ``row``'s shortest times are not above ``best``'s medians."""
+    medians = {_load_of(r): r.time_s for r in rows if r.label == best.label}
+    own = [r for r in rows if r.label == row.label and r.times_s]
+    return all(min(r.times_s) <= medians[_load_of(r)] for r in own)
+
+
+def fast_mpi_loads(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows of the bare MPI library that beat all of ours, of small loads.
+
+    Small: :data:`SMALL_BYTES` at most, where a call of ours is mostly the agreement of
+    the ranks.
+    """
+    found = []
+    for row in rows:
+        if row.communicator != REFERENCE or not row.times_s:
+            continue
+        ours = [
+            r.time_s
+            for r in rows
+            if r.communicator != REFERENCE
+            and r.times_s
+            and _load_of(r) == _load_of(row)
+        ]
+        if row.nbytes <= SMALL_BYTES and ours and row.time_s < min(ours):
+            found.append(row)
+    return found
+
+
+def _load_of(row: Row) -> tuple[str | None, int]:
+    return row.load, row.nbytes
 
 
 def nearly_best(rows: Sequence[Row], within: float = 0.05) -> list[str]:
@@ -203,7 +278,7 @@ def _ranking(rows: Sequence[Row]) -> list[tuple[str, float]]:
     by_load: dict[Any, list[Row]] = {}
     for row in rows:
         if row.communicator != REFERENCE and row.times_s:
-            by_load.setdefault((row.load, row.nbytes), []).append(row)
+            by_load.setdefault(_load_of(row), []).append(row)
     logs: dict[str, list[float]] = {}
     for same_load in by_load.values():
         fastest = min(row.time_s for row in same_load)
@@ -285,6 +360,7 @@ def read_results(path: str | os.PathLike[str]) -> Results:
             content["machine"],
             content["settings"],
             [_read_row(row) for row in content["rows"]],
+            bool(content.get("same_way", False)),
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(

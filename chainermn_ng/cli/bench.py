@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import pathlib
 from typing import Any
 
 import click
@@ -14,6 +12,7 @@ from chainermn_ng.cli import ranks
 from chainermn_ng.cli.bench_plot import check_plot, write_plot
 from chainermn_ng.cli.bench_progress import MODES, progress_of
 from chainermn_ng.cli.bench_table import print_results
+from chainermn_ng.cli.inputs import check_folder
 from chainermn_ng.devices import choose_device
 from communicators import CommunicatorBase, UnavailableError
 from communicators.bench import Bench, BenchDevice, Load, Settings
@@ -212,20 +211,12 @@ def _check_files(
         try:
             for option, path in (("--json", json_path), ("--plot", plot_path)):
                 if path is not None:
-                    _check_folder(option, path)
+                    check_folder(option, path)
             if plot_path is not None:
                 check_plot(plot_path)
         except (OSError, ValueError) as failure:
             error = failure
     comm.agree("bench: files", error=error)
-
-
-def _check_folder(option: str, path: str) -> None:
-    folder = pathlib.Path(path).resolve().parent
-    if not folder.is_dir():
-        raise ValueError(f"{option} {path}: there is no folder {folder}")
-    if not os.access(folder, os.W_OK):
-        raise ValueError(f"{option} {path}: cannot write to {folder}")
 
 
 def _write_files(

@@ -26,7 +26,8 @@ def check_plot(path: str | os.PathLike[str]) -> None:
         )
     if importlib.util.find_spec("matplotlib") is None:
         raise ValueError(
-            "--plot needs matplotlib; pip install 'chainermn-ng[cli]' brings it"
+            "--plot needs matplotlib; the extra 'cli' brings it: pip install '.[cli]' "
+            "in a checkout of chainermn_ng"
         )
 
 

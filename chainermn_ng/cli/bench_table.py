@@ -7,7 +7,13 @@ from collections.abc import Sequence
 from rich.console import Console, JustifyMethod
 from rich.table import Table
 
-from communicators.bench_results import Results, Row, nearly_best
+from communicators.bench_results import (
+    Results,
+    Row,
+    best_row,
+    fast_mpi_loads,
+    nearly_best,
+)
 from communicators.byte_sizes import format_bytes
 
 COLUMNS = (
@@ -19,6 +25,10 @@ NOTE = (
     "time: median of the repetitions, each as long as on its slowest rank; "
     "algbw, busbw: GB/s, 1 GB = 1e9 bytes"
 )
+SAME_WAY = (
+    "on this host all names reduce gradients in the same way, what is between them is "
+    "chance:"
+)
 
 
 def format_time(seconds: float) -> str:
@@ -27,6 +37,11 @@ def format_time(seconds: float) -> str:
         if seconds >= factor:
             return f"{seconds / factor:.{_n_decimals(seconds / factor)}f} {unit}"
     return f"{seconds * 1e6:.{_n_decimals(seconds * 1e6)}f} us"
+
+
+def count(n: int, thing: str) -> str:
+    """Return ``"1 rank"`` or ``"2 ranks"``."""
+    return f"{n} {thing}{'' if n == 1 else 's'}"
 
 
 def _n_decimals(value: float) -> int:
@@ -102,13 +117,14 @@ def header_lines(results: Results) -> list[str]:
     machine = results.machine
     hosts: dict[str, int] = {}
     for host in machine["hosts"]:
-        text = f"{host['ranks']} ranks on {host['cores']} cores"
+        text = f"{count(host['ranks'], 'rank')} on {count(host['cores'], 'core')}"
         hosts[text] = hosts.get(text, 0) + 1
     layout = "; ".join(f"{n} x {text}" for text, n in hosts.items())
+    pretended = " (pretended)" if machine.get("is_pretended") else ""
     packages = ", ".join(f"{k} {v}" for k, v in machine["packages"].items())
     return [
-        f"{results.size} ranks, topology {machine['topology']}, hosts: {layout}, "
-        f"arrays: {machine['device']}",
+        f"{count(results.size, 'rank')}, topology {machine['topology']}{pretended}, "
+        f"hosts: {layout}, arrays: {machine['device']}",
         f"{' '.join(machine['mpi'].split())}, Python {machine['python']}, {packages}",
         f"{results.rows[0].operation}, {results.date}"
         if results.rows
@@ -116,16 +132,36 @@ def header_lines(results: Results) -> list[str]:
     ]
 
 
+def mpi_lines(results: Results) -> list[str]:
+    """Return where the bare MPI library is faster, and why, if that is so."""
+    rows = fast_mpi_loads(results.rows)
+    if not rows:
+        return []
+    loads = ", ".join(dict.fromkeys(r.load or format_bytes(r.nbytes) for r in rows))
+    return [
+        f"mpi is faster at {loads}: each call of ours first lets the ranks agree on "
+        "what they are about to do"
+    ]
+
+
 def footer_lines(results: Results) -> list[str]:
     """Return the recommendation, or that there is none."""
-    if results.recommended is None:
+    best, chosen = best_row(results.rows), results.recommended_row
+    if best is None or chosen is None:
         return ["no communicator was measured"]
     n_loads = len({(row.load, row.nbytes) for row in results.rows})
-    why = "the fastest" if n_loads == 1 else "the fastest over all loads"
-    lines = [f"{why} here:", "", f"    {results.recommended}", ""]
-    others = nearly_best(results.rows)
+    fastest = "the fastest" if n_loads == 1 else "the fastest over all loads"
+    others = [name for name in nearly_best(results.rows) if name != chosen.label]
+    if results.same_way:
+        why, others = SAME_WAY, []
+    elif chosen.label == best.label:
+        why = f"{fastest} here:"
+    else:
+        why = f"{fastest} here is {best.label}, which {chosen.label} is not told from:"
+        others.insert(0, best.label)
+    lines = [why, "", f"    {results.recommended}", ""]
     if others:
-        lines.insert(1, f"(not more than 5 % slower: {', '.join(others)})")
+        lines.append(f"(not more than 5 % slower: {', '.join(others)})")
     return lines
 
 
@@ -141,7 +177,7 @@ def print_results(results: Results, console: Console) -> None:
         lines = [NOTE, *reason_lines(results)]
     else:
         lines += ["", plain_table(results), "", NOTE]
-    _write(console, [*lines, *footer_lines(results)])
+    _write(console, [*lines, *mpi_lines(results), *footer_lines(results)])
 
 
 def _write(console: Console, lines: Sequence[str]) -> None:

@@ -23,7 +23,8 @@ def main(args: Sequence[str] | None = None) -> None:
     if missing:
         print(
             f"chainermn-ng: the command line needs {' and '.join(missing)}; "
-            "pip install 'chainermn-ng[cli]' brings what is missing",
+            "the extra 'cli' brings it: pip install '.[cli]' in a checkout of "
+            "chainermn_ng",
             file=sys.stderr,
         )
         raise SystemExit(1)

@@ -13,6 +13,7 @@ from click.core import ParameterSource
 
 from chainermn_ng.cli import plan_output
 from chainermn_ng.cli.bench_plot import check_plot
+from chainermn_ng.cli.inputs import BadInput, check_folder
 from chainermn_ng.cli.predictions import Load, names_for, predict_all, script_line
 from chainermn_ng.cli.quantities import BANDWIDTH, BYTES, SECONDS
 from communicators.byte_sizes import format_bytes
@@ -164,8 +165,18 @@ class _Model(click.ParamType[Load]):
     help="Fit latencies and bandwidths to this file of `chainermn-ng bench --json`; "
     "may be given several times. What is given beside it is kept.",
 )
-@click.option("--json", "json_path", type=click.Path(), help="Write JSON; - prints it.")
-@click.option("--plot", "plot_path", type=click.Path(), help="Draw into this file.")
+@click.option(
+    "--json",
+    "json_path",
+    type=click.Path(dir_okay=False, allow_dash=True),
+    help="Write JSON; - prints it.",
+)
+@click.option(
+    "--plot",
+    "plot_path",
+    type=click.Path(dir_okay=False),
+    help="Draw into this file (.png, .pdf, .svg).",
+)
 @click.pass_context
 def plan(ctx: click.Context, **options: Any) -> None:
     """Predict step times and efficiency for hosts and networks.
@@ -173,8 +184,7 @@ def plan(ctx: click.Context, **options: Any) -> None:
     Closed formulas, not a simulation: they rank communicators and show what a network
     costs. Measure before you trust the last tenth.
     """
-    if options["plot_path"]:
-        _or_error("--plot", check_plot, options["plot_path"])
+    _check_files(options["json_path"], options["plot_path"])
     measured = _read(options["measured_paths"])
     device = _device(options, measured)
     cluster = _cluster(options, device, measured)
@@ -195,13 +205,21 @@ def plan(ctx: click.Context, **options: Any) -> None:
         for note in _notes(measured):
             click.echo(note)
         if options["json_path"]:
-            _or_error("--json", _write, options["json_path"], content)
+            _or_failed("--json", _write, options["json_path"], content)
     if options["plot_path"]:
         title = f"{load.name} on {device.upper()}s"
-        _or_error("--plot", plan_output.plot, options["plot_path"], rounds, title)
+        _or_failed("--plot", plan_output.plot, options["plot_path"], rounds, title)
 
 
 # -- from options to the model --------------------------------------------------------
+
+
+def _check_files(json_path: str | None, plot_path: str | None) -> None:
+    if json_path not in (None, "-"):
+        _or_error("--json", check_folder, "--json", json_path)
+    if plot_path is not None:
+        _or_error("--plot", check_plot, plot_path)
+        _or_error("--plot", check_folder, "--plot", plot_path)
 
 
 def _read(paths: tuple[str, ...]) -> list[Any]:
@@ -213,9 +231,7 @@ def _read(paths: tuple[str, ...]) -> list[Any]:
     found = [_or_error("--from", read_measured, path) for path in paths]
     devices = {one.device for one in found}
     if len(devices) > 1:
-        raise click.ClickException(
-            "--from: one file is of arrays on the CPU, another on GPUs"
-        )
+        raise BadInput("--from: one file is of arrays on the CPU, another on GPUs")
     return found
 
 
@@ -279,7 +295,7 @@ def _fitted(
     )
     unknown = _not_measured(cluster, fit, fixed, bool(options["preset"]))
     if unknown:
-        raise click.ClickException(
+        raise BadInput(
             f"--from: the rows say nothing of {' and '.join(unknown)}: give the "
             "bandwidth, or add a measurement"
         )
@@ -404,9 +420,17 @@ def _write(path: str, content: dict[str, Any]) -> None:
 
 
 def _or_error(option: str, function: Callable[..., _R], *arguments: Any) -> _R:
-    """Call a function; what is wrong with files and numbers is the user's to know."""
+    """Call a function that takes input: what is wrong with it has status 2."""
     try:
         return function(*arguments)
     except (OSError, ValueError) as error:
         text = str(error).removeprefix(f"{option} ")
-        raise click.ClickException(f"{option}: {text}") from error
+        raise BadInput(f"{option}: {text}") from error
+
+
+def _or_failed(option: str, function: Callable[..., object], *arguments: Any) -> None:
+    """Call a function that writes a file: what fails on the way has status 1."""
+    try:
+        function(*arguments)
+    except OSError as error:
+        raise click.ClickException(f"{option}: {error}") from error

@@ -10,6 +10,7 @@ import click
 from rich.table import Table
 
 from chainermn_ng.cli.bench_table import format_time
+from chainermn_ng.cli.inputs import BadInput, check_folder
 from chainermn_ng.cli.plan_output import new_console
 from chainermn_ng.timeline.summary import Summary, summarise
 from chainermn_ng.timeline.trace_files import (
@@ -23,6 +24,8 @@ from chainermn_ng.timeline.trace_files import (
 MERGED = "timeline-merged.json.gz"
 #: More ranks than this are shown by the least, the median and the most of them.
 MAX_COLUMNS = 8
+#: A rank has so many times the work of the others at least if they wait for it.
+SLOWER = 1.02
 
 
 @click.command()
@@ -42,30 +45,39 @@ def timeline(files: tuple[str, ...], output: str | None) -> None:
     rank communicated and did nothing else; a phase that overlaps itself, such as
     flights of several buckets, counts once.
     """
+    if output is None and len(files) > 1:
+        output = MERGED
+    if output is not None:
+        _check_output(output, files)
     traces = [_read(path) for path in files]
     try:
         trace = merge_traces(traces)
     except TraceError as error:
-        raise click.ClickException(
-            f"the files do not belong together: {error}"
-        ) from None
+        raise BadInput(f"the files do not belong together: {error}") from None
     _show(trace, summarise(trace))
-    if output is None and len(files) > 1:
-        output = MERGED
     if output is not None:
-        _write(output, files, trace)
+        _write(output, trace)
 
 
 def _read(path: str) -> Trace:
     try:
         return read_trace(path)
     except (OSError, TraceError) as error:
-        raise click.ClickException(str(error)) from None
+        raise BadInput(str(error)) from None
 
 
-def _write(output: str, files: tuple[str, ...], trace: Trace) -> None:
-    if os.path.exists(output) and any(os.path.samefile(output, f) for f in files):
-        raise click.ClickException(f"--output {output} is one of the files to read")
+def _check_output(output: str, files: tuple[str, ...]) -> None:
+    """Refuse what cannot be written, before anything is shown."""
+    try:
+        check_folder("--output", output)
+    except ValueError as error:
+        raise BadInput(str(error)) from None
+    there = [path for path in files if os.path.exists(path)]
+    if os.path.exists(output) and any(os.path.samefile(output, f) for f in there):
+        raise BadInput(f"--output {output} is one of the files to read")
+
+
+def _write(output: str, trace: Trace) -> None:
     try:
         write_trace(output, trace)
     except OSError as error:
@@ -132,12 +144,18 @@ def _remarks(trace: Trace, summary: Summary) -> list[str]:
         )
     if len(ranks) > 1:
         slowest = summary.slowest
-        others = [rank.work_s for rank in ranks if rank is not slowest]
-        lines.append(
-            f"Slowest: rank {slowest.rank} on {slowest.host}, with "
-            f"{format_time(slowest.work_s)} of work of its own a step; the others have "
-            f"{format_time(statistics.median(others))} (median), and wait for it"
-        )
+        others_s = statistics.median(r.work_s for r in ranks if r is not slowest)
+        if slowest.work_s > SLOWER * others_s:
+            lines.append(
+                f"Slowest: rank {slowest.rank} on {slowest.host}, with "
+                f"{format_time(slowest.work_s)} of work of its own a step; the others "
+                f"have {format_time(others_s)} (median), and wait for it"
+            )
+        else:
+            lines.append(
+                "No rank is slower than the others: each has about "
+                f"{format_time(others_s)} of work of its own a step"
+            )
     missing = sorted(set(range(header.size)) - set(header.ranks))
     if missing:
         lines.append(f"Not here: rank {_ranges(missing)} of {header.size}")

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import math
+import operator
+import os
 import pathlib
+import re
 import socket
 import sys
 import time
+import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -26,6 +30,9 @@ from chainermn_ng.timeline.trace_files import (
 )
 from communicators.recording import SpanRecorder
 
+#: In a file name: every rank writes a file of its own.
+_RANK = "{rank}"
+
 
 class Timeline(extension.Extension):
     """Trainer extension that records where the time of some training steps goes.
@@ -41,18 +48,27 @@ class Timeline(extension.Extension):
     https://ui.perfetto.dev or ``chrome://tracing``, or let ``chainermn-ng timeline``
     make a table of it. In all other steps it costs one comparison.
 
+    Where the training ends before the first of the steps, rank 0 warns.
+
     In a loop without a trainer, put each step into :meth:`step`.
+
+    Making one is collective.
 
     Args:
         comm: a communicator of this package: the one of the optimizer.
         steps: numbers of the updates to record, from 1; one number for only that.
         filename: of the trace, in the trainer's output folder (without a trainer: in
             the current one); compressed if it ends in ``.gz``. With ``{rank}`` in it
-            every rank writes a file of its own, and nothing is gathered.
+            every rank writes a file of its own, and nothing is gathered. An absolute
+            name needs a folder that is there; folders of others are made.
 
     Raises:
-        ValueError: no steps, or one below 1.
-        TypeError: ``comm`` is no communicator of this package.
+        ValueError: no steps, or one below 1; another placeholder than ``{rank}``; on
+            all ranks.
+        OSError: the folder of the file is not there, or not writable; on all ranks.
+        TypeError: steps are no whole numbers, the file name is no text; on all ranks.
+            ``comm`` is no communicator of this package.
+        MismatchError: the ranks have different steps or files; on all ranks.
     """
 
     trigger = 1, "iteration"
@@ -65,17 +81,24 @@ class Timeline(extension.Extension):
         self,
         comm: Any,
         steps: int | Iterable[int] = range(10, 13),
-        filename: str = "timeline.json",
+        filename: str | os.PathLike[str] = "timeline.json",
     ) -> None:
-        self._engine = lasting_engine_of(comm)
-        numbers = [steps] if isinstance(steps, int) else list(steps)
-        if not numbers or min(numbers) < 1:
-            raise ValueError(
-                f"Timeline: steps {steps!r}: expected one or more, counted from 1"
-            )
-        self._steps = sorted(set(numbers))
-        self._filename = filename
         self._folder = pathlib.Path()
+        self._engine = lasting_engine_of(comm)
+        self._steps: list[int] = []
+        self._filename = ""
+        error: Exception | None = None
+        try:
+            self._steps = _numbers_of(steps)
+            self._filename = _checked_name(filename)
+            if self._engine.rank == 0 or _RANK in self._filename:
+                _check_folder(self._path())
+        except (OSError, TypeError, ValueError) as failure:
+            error = failure
+        self._engine.agree("Timeline", self._details(), error=error)
+        self._has_recorded = self._has_warned = False
+        # The iteration at which the trainer began.
+        self._start = 0
         self._outer_error: BaseException | None = None
         self._forget()
         self._n_entered = 0
@@ -96,7 +119,9 @@ class Timeline(extension.Extension):
         self._folder = pathlib.Path(trainer.out)
         self._outer_error = sys.exception()
         self._forget()
-        self._go_on(trainer.updater.iteration)
+        self._start = trainer.updater.iteration
+        self._has_recorded = False
+        self._go_on(self._start)
 
     def __call__(self, trainer: training.Trainer) -> None:
         if trainer.updater.iteration < self._boundary:
@@ -112,7 +137,9 @@ class Timeline(extension.Extension):
         self._outer_error = None
         self._stop()
         self._current = None
-        if is_error and "{rank}" not in self._filename:
+        if not is_error:
+            self._warn_of_none()
+        if is_error and _RANK not in self._filename:
             # The other ranks are elsewhere and would not come.
             self._forget()
         elif self._clock is not None:
@@ -169,11 +196,13 @@ class Timeline(extension.Extension):
     def write(self) -> None:
         """Write the steps that have been recorded, if that is not done. Collective.
 
-        For a loop that may end before the last of the steps.
+        For a loop that may end before the last of the steps. Rank 0 warns if none of
+        them came.
 
         Raises:
             OSError: the file cannot be written; on all ranks.
         """
+        self._warn_of_none()
         if self._clock is not None:
             self._write()
 
@@ -190,6 +219,19 @@ class Timeline(extension.Extension):
         number, start_ns = self._current
         self._recorded.append(Step(number, start_ns, time.perf_counter_ns()))
         self._current = None
+        self._has_recorded = True
+
+    def _warn_of_none(self) -> None:
+        """Say once that no step was recorded, unless they were before the run."""
+        if self._has_recorded or self._has_warned or self._steps[-1] <= self._start:
+            return
+        self._has_warned = True
+        if self._engine.rank == 0:
+            warnings.warn(
+                "Timeline: no step was recorded, and nothing is written: the training "
+                f"has ended before steps {self._steps}",
+                stacklevel=3,
+            )
 
     def _stop(self) -> None:
         if self._recorder is not None and self._engine.recorder is self._recorder:
@@ -204,8 +246,7 @@ class Timeline(extension.Extension):
                 "Timeline: the communicator has a recorder already; one Timeline at a "
                 "time can record"
             )
-        details = f"steps {self._steps}, file {self._filename}"
-        engine.agree("Timeline begins to record", details, error=error)
+        engine.agree("Timeline begins to record", self._details(), error=error)
         start_ns, self._run = engine.allgather_obj(
             (time.perf_counter_ns(), new_run() if engine.rank == 0 else "")
         )[0]
@@ -225,15 +266,16 @@ class Timeline(extension.Extension):
             self._engine.agree("Timeline writes", f"steps {self._numbers()}")
             self._clock.readings.append(read_clock(self._engine))
         trace: Trace | None = self._trace()
-        by_rank = "{rank}" in self._filename
+        by_rank = _RANK in self._filename
         if is_together and not by_rank:
             parts = self._engine.gather_obj(trace)
             trace = merge_traces(parts) if parts is not None else None
         self._forget()
-        path = self._folder / self._filename.replace("{rank}", str(self._engine.rank))
         error: Exception | None = None
         if trace is not None and trace.header.steps:
             try:
+                path = self._path()
+                path.parent.mkdir(parents=True, exist_ok=True)
                 write_trace(path, trace)
             except (OSError, TypeError, ValueError) as failure:
                 # Details of a span that JSON does not have, too.
@@ -242,6 +284,12 @@ class Timeline(extension.Extension):
             self._engine.agree("Timeline has written", error=error)
         elif error is not None:
             raise error
+
+    def _path(self) -> pathlib.Path:
+        return self._folder / self._filename.replace(_RANK, str(self._engine.rank))
+
+    def _details(self) -> str:
+        return f"steps {self._steps}, file {self._filename}"
 
     def _numbers(self) -> list[int]:
         return [step.number for step in self._recorded]
@@ -265,3 +313,49 @@ class Timeline(extension.Extension):
             engine.rank, host, self._recorded, self._recorder.spans, self._clock.of
         )
         return Trace(header, events)
+
+
+def _numbers_of(steps: Any) -> list[int]:
+    """Return the numbers of steps, ascending, each once."""
+    try:
+        is_one = hasattr(steps, "__index__")
+        numbers = [operator.index(n) for n in ([steps] if is_one else steps)]
+    except TypeError:
+        raise TypeError(
+            f"Timeline: steps {steps!r}: expected a whole number or several, such as "
+            "range(10, 13)"
+        ) from None
+    if not numbers or min(numbers) < 1:
+        raise ValueError(
+            f"Timeline: steps {steps!r}: expected one or more, counted from 1"
+        )
+    return sorted(set(numbers))
+
+
+def _checked_name(filename: Any) -> str:
+    try:
+        name = os.fspath(filename)
+    except TypeError:
+        name = None
+    if not isinstance(name, str):
+        raise TypeError(f"Timeline: filename {filename!r}: expected a text")
+    unknown = [found for found in re.findall(r"{[^{}]*}", name) if found != _RANK]
+    if unknown:
+        raise ValueError(
+            f"Timeline: filename {name!r}: unknown {', '.join(unknown)}; "
+            f"there is {_RANK}"
+        )
+    if not name:
+        raise ValueError("Timeline: filename '': expected the name of a file")
+    return name
+
+
+def _check_folder(path: pathlib.Path) -> None:
+    """Refuse an absolute name in a folder that is not there: nobody would make it."""
+    folder = path.parent
+    if not path.is_absolute():
+        return
+    if not folder.is_dir():
+        raise FileNotFoundError(f"Timeline: {path}: there is no folder {folder}")
+    if not os.access(folder, os.W_OK):
+        raise PermissionError(f"Timeline: {path}: cannot write to {folder}")

@@ -78,7 +78,6 @@ def write_trace(path: str | os.PathLike[str], trace: Trace) -> None:
     data = json.dumps(content, separators=(",", ":")).encode()
     if path.suffix == ".gz":
         data = gzip.compress(data, mtime=0)
-    path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         partial.write_bytes(data)
@@ -131,6 +130,7 @@ def _check(header: Header, events: Any) -> None:
         raise ValueError(f"ranks {header.ranks} of {header.size}")
     if not isinstance(events, list):
         raise ValueError("its events are no list")
+    n_spans = 0
     for event in events:
         if event["ph"] == "X":
             for key in _NUMBERS:
@@ -138,9 +138,14 @@ def _check(header: Header, events: Any) -> None:
                     event[key]
                 ):
                     raise ValueError(f"{key} {event[key]!r} of {event['name']}")
+            if event["dur"] < 0:
+                raise ValueError(f"dur {event['dur']!r} of {event['name']}: below 0")
             event["args"]["step"], event["cat"]
+            n_spans += 1
         if event["pid"] not in header.ranks:
             raise ValueError(f"an event of rank {event['pid']!r}")
+    if not n_spans:
+        raise ValueError("it has no spans")
 
 
 def merge_traces(traces: Sequence[Trace]) -> Trace:

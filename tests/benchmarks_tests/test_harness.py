@@ -90,6 +90,10 @@ def test_a_row_that_cannot_be_measured_says_why(error, failed, capsys):
     ("options", "complaint"),
     [
         (["--only", "nothing"], "no row 'nothing'; known: one-host-2,"),
+        (["--communicator", "flatt"], "unknown communicator 'flatt'"),
+        (["--communicator", "flat:no=1"], "communicator 'flat' has no option 'no'"),
+        (["--communicator", "flat:no"], "option 'no': expected KEY=VALUE"),
+        (["--communicator", "mpi"], "MPI's own always takes part"),
         (["--quick", "--write-docs"], "--write-docs needs a whole run"),
         (["--only", "small", "--write-docs"], "--write-docs needs a whole run"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import io
 import itertools
@@ -68,7 +69,8 @@ def test_without_its_packages_it_says_how_to_get_them(monkeypatch, capsys):
     assert run("bench") == 1
     assert capsys.readouterr().err == (
         "chainermn-ng: the command line needs click_that_nobody_has; "
-        "pip install 'chainermn-ng[cli]' brings what is missing\n"
+        "the extra 'cli' brings it: pip install '.[cli]' in a checkout of "
+        "chainermn_ng\n"
     )
 
 
@@ -140,6 +142,41 @@ def test_machine_table_and_line_are_printed(is_terminal, width, is_drawn):
     ):
         assert part in text
     assert is_drawn == ("┃" in text)
+
+
+def printed(found):
+    console = Console(file=io.StringIO())
+    print_results(found, console)
+    return console.file.getvalue()
+
+
+def test_the_line_comes_after_its_reason():
+    flat, auto = row("flat", (0.002,)), row("auto", (0.0019, 0.0021, 0.0022))
+    close = row("naive", (0.00205,))
+    assert printed(results(flat, auto, close)).endswith(
+        "the fastest here is flat, which auto is not told from:\n\n"
+        '    comm = chainermn_ng.create_communicator("auto")\n\n'
+        "(not more than 5 % slower: flat, naive)\n"
+    )
+    same = dataclasses.replace(results(flat, close), same_way=True)
+    assert printed(same).endswith(
+        "on this host all names reduce gradients in the same way, what is between them "
+        'is chance:\n\n    comm = chainermn_ng.create_communicator("auto")\n\n'
+    )
+
+
+def test_a_faster_bare_library_is_told_with_the_reason():
+    rows = [row(name, (t,), nbytes=1024) for name, t in (("mpi", 1.0), ("flat", 2.0))]
+    assert "mpi is faster at 1 KiB: each call of ours first" in printed(results(*rows))
+    assert "mpi is faster" not in printed(results(*rows[1:]))
+
+
+def test_the_heading_counts_and_says_what_is_pretended():
+    found = results(row("flat", (0.002,)), ranks=1)
+    assert printed(found).startswith("1 rank, topology 1x1, hosts: 1 x 1 rank on 2 co")
+    machine = {**found.machine, "is_pretended": True}
+    found = dataclasses.replace(found, machine=machine)
+    assert printed(found).startswith("1 rank, topology 1x1 (pretended), hosts:")
 
 
 def test_where_nothing_was_measured_nothing_is_recommended():

@@ -45,7 +45,7 @@ def planned(*arguments):
 
 def error_of(*arguments):
     result = run(*arguments)
-    assert result.exit_code in (1, 2), result.output
+    assert result.exit_code == 2, result.output
     assert isinstance(result.exception, SystemExit), result.exception
     return result.output
 
@@ -194,12 +194,16 @@ def test_the_cpu_has_communicators_of_its_own():
         (["--cluster", "h100", "--overlap", "1.5"], "1.5 is not in the range"),
         (["--cluster", "h100", "--hosts", "0"], "0 is not in the range"),
         (["--cluster", "h100", "--plot", "a.xyz"], "ends in .png, .pdf, .svg"),
-        (["--cluster", "h100", "--json", "no/such/folder.json"], "--json: [Errno 2]"),
+        (["--cluster", "h100", "--json", "no/such/a.json"], "there is no folder"),
+        (["--cluster", "h100", "--plot", "no/such/a.png"], "there is no folder"),
+        (["--cluster", "h100", "--json", "/"], "is a directory"),
     ],
 )
 def test_mistakes_are_told(arguments, words):
     output = " ".join(error_of(*arguments).split())
     assert words in output, output
+    # Before anything is shown.
+    assert "Predicted" not in output
 
 
 def test_constants_come_from_a_bench(tmp_path):

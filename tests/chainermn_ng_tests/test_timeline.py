@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 
 import chainer
 import chainer.functions as F
@@ -367,6 +368,48 @@ def test_what_cannot_be_written_is_an_error_of_all(comm, tmp_path):
 
 
 @pytest.mark.parallel([1, 2])
+def test_a_missing_folder_is_an_error_of_all_at_once(comm, tmp_path):
+    path = shared_folder(comm, tmp_path) / "no"
+    for name in (path / "t.json", str(path / "{rank}.json")):
+        assert_all_raise(
+            comm, lambda n=name: Timeline(comm, 1, n), OSError, "there is no folder"
+        )
+    # Folders within the trainer's are made.
+    trainer = make_trainer(comm, path, 2)
+    trainer.extend(Timeline(comm, 1, "sub/t.json"))
+    trainer.run()
+    comm.barrier()
+    assert names_in(path / "sub") == ["t.json"]
+
+
+@pytest.mark.parallel([1, 2])
+def test_steps_that_never_come_are_told_once(comm, tmp_path):
+    folder = shared_folder(comm, tmp_path)
+
+    def watched(function):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            function()
+        return [str(w.message) for w in caught if "Timeline" in str(w.message)]
+
+    words = "Timeline: no step was recorded, and nothing is written: the training has "
+    expected = [f"{words}ended before steps [10, 11, 12]"] if comm.rank == 0 else []
+    told = watched(lambda: train(comm, folder, 2))
+    assert_all_ranks(comm, told == expected, f"{told}")
+    timeline = Timeline(comm)
+
+    def loop():
+        with timeline.step():
+            comm.barrier()
+        timeline.write()
+        timeline.write()
+
+    told = watched(loop)
+    assert_all_ranks(comm, told == expected, f"{told}")
+    assert names_in(folder) == []
+
+
+@pytest.mark.parallel([1, 2])
 def test_one_timeline_at_a_time(comm):
     first, second = Timeline(comm, 1), Timeline(comm, 1)
 
@@ -383,6 +426,18 @@ def test_arguments_are_checked(comm):
     for steps in ([], 0, [3, -1], range(0)):
         with pytest.raises(ValueError, match="expected one or more, counted from 1"):
             Timeline(comm, steps)
+    for steps in (2.5, [1, "2"], "10", None):
+        with pytest.raises(TypeError, match="expected a whole number or several"):
+            Timeline(comm, steps)
+    for name, error, words in (
+        ("t{foo}.json", ValueError, r"unknown {foo}; there is {rank}"),
+        ("", ValueError, "expected the name of a file"),
+        (7, TypeError, "expected a text"),
+        (b"t.json", TypeError, "expected a text"),
+    ):
+        with pytest.raises(error, match=words):
+            Timeline(comm, 1, name)
+    assert Timeline(comm, np.int64(3))._steps == [3]
     with pytest.raises(TypeError, match="expected a communicator"):
         Timeline(comm.mpi_comm)
     with pytest.raises(ValueError, match="works with all ranks together"):

@@ -50,7 +50,7 @@ def one_step(compute_ms=20):
 
 
 def trace_of(rank, size=2, run="r", compute_ms=20):
-    step = Step(7, 0, (compute_ms + 30) * MS)
+    step = Step(7, 0, round((compute_ms + 30) * MS))
     events = events_of(rank, f"h{rank}", [step], one_step(compute_ms), lambda ns: ns)
     header = Header(run, size, [rank], [7], "flat", f"1x{size}", [f"h{rank}"], [0.0])
     return Trace(header, events)
@@ -195,14 +195,6 @@ def test_many_ranks_are_shown_by_the_least_and_the_most(tmp_path):
     assert "Slowest: rank 8" in result.output
 
 
-def test_an_input_is_never_written(tmp_path):
-    path = tmp_path / "t.json"
-    write_trace(path, trace_of(0, 1))
-    before = path.read_bytes()
-    assert "is one of the files to read" in run(path, "-o", path).output
-    assert path.read_bytes() == before
-
-
 # -- files that are wrong -------------------------------------------------------------
 
 
@@ -264,6 +256,11 @@ def first_span(content):
         (damaged(lambda c: first_span(c).pop("ts")), "damaged: 'ts'"),
         (damaged(lambda c: first_span(c).update(dur="1")), "dur '1' of step 7"),
         (damaged(lambda c: first_span(c).update(pid=3)), "an event of rank 3"),
+        (
+            damaged(lambda c: first_span(c).update(dur=-1.0)),
+            "dur -1.0 of step 7: below",
+        ),
+        (damaged(lambda c: c.update(traceEvents=[])), "it has no spans"),
         (damaged(lambda c: c["traceEvents"].append(7)), "damaged"),
     ],
 )
@@ -271,7 +268,7 @@ def test_a_damaged_file_is_an_error_that_names_it(tmp_path, write, words):
     path = tmp_path / "bad.json"
     write(path)
     result = run(path)
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert isinstance(result.exception, SystemExit)
     assert "bad.json: " in result.output
     assert words in result.output
@@ -279,8 +276,33 @@ def test_a_damaged_file_is_an_error_that_names_it(tmp_path, write, words):
 
 def test_no_file_is_an_error_that_names_it(tmp_path):
     result = run(tmp_path / "none.json")
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "none.json" in result.output
+
+
+def test_bad_outputs_are_told_before_anything_is_shown(tmp_path):
+    path = tmp_path / "t.json"
+    write_trace(path, trace_of(0, 1))
+    for output, words in (
+        (path, "is one of the files to read"),
+        (tmp_path / "no" / "t.json", "there is no folder"),
+    ):
+        result = run(path, "-o", output)
+        assert result.exit_code == 2
+        assert words in result.output
+        assert "phase" not in result.output
+    assert read_trace(path) == trace_of(0, 1)
+    assert not (tmp_path / "no").exists()
+
+
+def test_a_rank_that_is_hardly_slower_is_not_waited_for(tmp_path):
+    files = [tmp_path / f"t{rank}.json" for rank in range(2)]
+    # 38 ms of work, and 38.7.
+    for path, rank, compute_ms in zip(files, range(2), (20, 20.7), strict=True):
+        write_trace(path, trace_of(rank, compute_ms=compute_ms))
+    output = run(*files, "-o", tmp_path / "all.json").output
+    assert "No rank is slower than the others: each has about 38.0 ms" in output
+    assert "wait for it" not in output
 
 
 def test_files_that_do_not_belong_together_are_refused():

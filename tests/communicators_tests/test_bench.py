@@ -185,6 +185,20 @@ def test_settings_that_do_not_go_together_are_refused(values, what):
 # -- results ---
 
 
+@pytest.mark.parallel([1, 2])
+def test_names_that_do_the_same_are_known(flat):
+    comm = flat
+    is_direct = comm.in_place_group().same_host is not None
+    for what, is_one_way in (
+        (settings("flat", "naive", "multi_ring"), True),
+        (settings("flat"), False),
+        (settings("flat", "naive", operation="allreduce"), False),
+    ):
+        found = run(comm, what)
+        assert_all_ranks(comm, found.same_way == (is_one_way and is_direct), f"{what}")
+        assert found.machine["is_pretended"] is False
+
+
 @pytest.mark.parallel([1, 2, 3])
 @pytest.mark.parametrize("operation", BUS_FACTORS)
 def test_every_operation_is_measured_and_checked(flat, operation):
@@ -235,6 +249,10 @@ class AstrayCommunicator(FlatCommunicator):
     """Gives the last rank another sum."""
 
     name = "astray"
+
+    def in_place_group(self):
+        # Else ranks of one host would not come here.
+        return None
 
     def start_all_reduce_flat(self, buffer, op):
         super().start_all_reduce_flat(buffer, op).wait()

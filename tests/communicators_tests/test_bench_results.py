@@ -11,6 +11,7 @@ from communicators.bench_results import (
     Results,
     Row,
     best_row,
+    fast_mpi_loads,
     nearly_best,
     read_results,
     script_line,
@@ -115,6 +116,46 @@ def test_those_that_are_nearly_as_fast_are_told():
     assert best_row(rows).communicator == "auto"
     assert nearly_best(rows) == ["multi_ring", "naive"]
     assert nearly_best(rows[:1]) == []
+
+
+@pytest.mark.parametrize(
+    ("auto", "is_auto"), [((1.1, 1.0, 1.2), True), ((1.1, 1.01), False), ((), False)]
+)
+def test_auto_is_recommended_where_it_is_not_told_from_the_fastest(auto, is_auto):
+    rows = [
+        row("flat", (0.9, 1.0, 1.4)),
+        row("auto", auto, skipped=None if auto else ""),
+    ]
+    chosen = results(*rows).recommended_row
+    assert best_row(rows).communicator == "flat"
+    assert chosen.communicator == ("auto" if is_auto else "flat")
+    # It has to be so at all loads.
+    rows += [row("flat", (1.0,), nbytes=8), row("auto", (1.5,), nbytes=8)]
+    assert results(*rows).recommended_row.communicator == "flat"
+
+
+def test_where_all_names_do_the_same_auto_is_recommended():
+    rows = [row("mpi", (0.1,)), row("flat", (1.0,)), row("naive", (2.0,))]
+    same = dataclasses.replace(results(*rows), same_way=True)
+    line = "comm = chainermn_ng.create_communicator({})"
+    assert same.recommended == line.format('"auto"')
+    slow = row("auto", (3.0,), options={"bucket_bytes": 64}, wire_dtype="float16")
+    same = dataclasses.replace(same, rows=[*rows, slow])
+    assert same.recommended == line.format(
+        '"auto", bucket_bytes=64, allreduce_grad_dtype="float16"'
+    )
+
+
+def test_the_bare_library_is_named_where_it_beats_all_of_ours_at_small_loads():
+    rows = [
+        *(row("mpi", (1.0,), nbytes=n) for n in (8, 64, 2**20)),
+        row("flat", (1.1,), nbytes=8),
+        row("naive", (1.2,), nbytes=8),
+        row("flat", (1.1,), nbytes=64),
+        row("naive", (0.9,), nbytes=64),
+        row("flat", (1.1,), nbytes=2**20),
+    ]
+    assert [one.nbytes for one in fast_mpi_loads(rows)] == [8]
 
 
 def test_the_best_of_several_loads_has_the_least_ratios():
