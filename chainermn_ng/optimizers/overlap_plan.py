@@ -185,9 +185,10 @@ def reason_against(table: Sequence[Told], n_groups: int, n_hosts: int) -> str | 
     levels = {entry.thread_level for entry in table} - {"multiple"}
     if levels:
         return f"MPI was started with MPI_THREAD_{min(levels).upper()}"
-    if any(entry.by_nccl and entry.is_collective for entry in table):
-        return "the backward pass itself is collective, over NCCL"
-    if all(entry.by_nccl for entry in table) or n_hosts > 1:
+    if any(entry.by_nccl for entry in table):
+        # A default is not to be what nobody has seen at work.
+        return "by NCCL it has not been run on a GPU yet; overlap=True turns it on"
+    if n_hosts > 1:
         return None
     # Within one host the averaging is work for the cores that compute the gradients.
     for host in {entry.host for entry in table}:

