@@ -16,6 +16,7 @@ from communicators import leaving, nccl_bindings
 from communicators.agreement import FINALIZE, Agreement, Details
 from communicators.array_collectives import ArrayCollectives
 from communicators.array_reductions import ArrayReductions
+from communicators.bucket_flow import MAX_IN_FLIGHT
 from communicators.buckets import DEFAULT_BUCKET_BYTES, ArraySpec
 from communicators.debugging import is_debug_asked_for
 from communicators.devices.choose import DeviceChoice
@@ -30,7 +31,7 @@ from communicators.errors import (
 from communicators.host_allocation import allocate_on_host
 from communicators.limits import DEFAULT_TIMEOUT_S, check_timeout
 from communicators.local_rank import local_rank, remember_local_rank
-from communicators.many_arrays import MAX_IN_FLIGHT, ManyArrays
+from communicators.many_arrays import ManyArrays
 from communicators.nccl_side import GroupEntry, NcclSide
 from communicators.object_collectives import ObjectCollectives, ObjectOp
 from communicators.topology import (

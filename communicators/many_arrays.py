@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-try:
-    from numpy.lib.array_utils import byte_bounds
-except ImportError:  # NumPy 1
-    from numpy import byte_bounds  # type: ignore[attr-defined,no-redef]
-
 from communicators.agreement import Agreement, digest_of
 from communicators.arguments import check_root
 from communicators.array_reductions import check_device
+from communicators.bucket_flow import run_buckets
 from communicators.buckets import ArraySpec, Bucket, plan_buckets
-from communicators.device_reductions import start_reduction
 from communicators.devices.buffer import DeviceBuffer
 from communicators.devices.device import Device
 from communicators.devices.kinds import CPU, as_array, kind_of
@@ -29,6 +23,7 @@ from communicators.dtypes import (
     wire_dtype,
 )
 from communicators.errors import CommunicatorError
+from communicators.overlapping import overlapping
 from communicators.transports import load
 
 if TYPE_CHECKING:
@@ -36,8 +31,6 @@ if TYPE_CHECKING:
     from communicators.transports.same_host import SameHostTransport
 
 
-#: Buckets in flight at once. Bounds the memory beyond the arrays themselves.
-MAX_IN_FLIGHT = 4
 _MAX_CACHED = 64
 
 
@@ -303,7 +296,7 @@ class ManyArrays:
                 for r in results
             ]
             start_s = time.perf_counter()
-            _run_buckets(comm, device, plan, sources, targets, op, scale, None)
+            run_buckets(comm, device, plan, sources, targets, op, scale, None)
             return time.perf_counter() - start_s
 
         comm = self._comm
@@ -314,7 +307,7 @@ class ManyArrays:
                 if wanted
             )
             comm = comm.reducer_for(nbytes, measure)
-        _run_buckets(
+        run_buckets(
             comm, device, plan_of(comm), sources, results, op, scale, self._record
         )
 
@@ -373,62 +366,6 @@ class ManyArrays:
         self._plans[cache_key] = plan
 
 
-def _run_buckets(
-    comm: CommunicatorBase,
-    device: Any,
-    plan: list[Bucket],
-    sources: Sequence[Any],
-    results: Sequence[Any],
-    op: str,
-    scale: float | None,
-    record: Callable[..., None] | None,
-) -> None:
-    """Pack, reduce and unpack buckets, several of them in flight.
-
-    Args:
-        comm: reduces them.
-        device: of the arrays.
-        plan: the buckets.
-        sources: arrays to pack; ``None`` counts as zeros.
-        results: arrays to unpack into; ``None`` is passed over.
-        op: name of the reduction.
-        scale: factor while packing, or ``None``.
-        record: is told how long the parts took.
-    """
-    start = comm.start_all_reduce_flat
-    in_flight: deque[tuple[int, Bucket, Any, Any, int]] = deque()
-
-    def tell(name: str, begun_ns: int, lane: str, **details: Any) -> None:
-        if record is not None:
-            record(name, begun_ns, lane, **details)
-
-    def finish_first() -> None:
-        number, bucket, buffer, handle, begun_ns = in_flight.popleft()
-        handle.wait()
-        lane = f"bucket {number % MAX_IN_FLIGHT}"
-        tell("flight", begun_ns, lane, bucket=number, nbytes=bucket.nbytes)
-        begun_ns = time.perf_counter_ns()
-        device.unpack(bucket, results, buffer)
-        tell("unpack", begun_ns, "communication", bucket=number)
-        device.give_back(buffer)
-
-    for number, bucket in enumerate(plan):
-        if len(in_flight) == MAX_IN_FLIGHT:
-            finish_first()
-        buffer = device.take(bucket.n_elems, bucket.dtype, comm.buffer_parts)
-        begun_ns = time.perf_counter_ns()
-        device.pack(bucket, sources, buffer, scale)
-        tell("pack", begun_ns, "communication", bucket=number)
-        begun_ns = time.perf_counter_ns()
-        if device.uses_nccl:
-            handle: Any = start_reduction(comm, device, buffer, op, start)
-        else:
-            handle = start(buffer, op)
-        in_flight.append((number, bucket, buffer, handle, begun_ns))
-    while in_flight:
-        finish_first()
-
-
 class _LazyDetails(Sequence[tuple[str, str]]):
     """Names and specs as text, made only when an error needs them."""
 
@@ -478,29 +415,6 @@ def _as_one_array(name: str, array: Any, label: str) -> Any:
     if isinstance(array, ArraySpec | np.ndarray):
         return array
     return as_array(array, f"{label}: {name}")
-
-
-def overlapping(arrays: Sequence[Any]) -> list[int]:
-    """Return which arrays begin in memory that an earlier one reaches into.
-
-    Args:
-        arrays: in host memory; ``None`` is passed over.
-    """
-    bounds = []
-    for i, array in enumerate(arrays):
-        if array is not None and array.size:
-            if array.flags.c_contiguous:
-                start = array.__array_interface__["data"][0]
-                bounds.append((start, start + array.nbytes, i))
-            else:
-                bounds.append((*byte_bounds(array), i))
-    bounds.sort()
-    found, end = [], 0
-    for start, stop, i in bounds:
-        if start < end:
-            found.append(i)
-        end = max(end, stop)
-    return found
 
 
 def _shortened(groups: Sequence[int]) -> str:
