@@ -175,6 +175,7 @@ def collective_extensions(comm):
         "MultiNodeEarlyStoppingTrigger": lambda: new.MultiNodeEarlyStoppingTrigger(
             comm
         ),
+        "Timeline": lambda: new.Timeline(comm),
         "MultiNodeSnapshot": lambda: new.MultiNodeSnapshot(comm, snapshot(), []),
         "ObservationAggregator": lambda: new.ObservationAggregator(comm, "loss"),
         "create_multi_node_checkpointer": lambda: new.create_multi_node_checkpointer(
