@@ -94,10 +94,7 @@ class SameHostTransport:
 
     def _all_gather(self, buffer: Array, tag: int) -> Steps:
         yield [self._meet(tag, buffer)]
-        addresses = self._flags.values(tag)
-        for rank in self._after_own():
-            start, stop = part_bounds(buffer.size, self.size, rank)
-            self._copy(buffer, start, stop, rank, addresses[rank])
+        self._collect(buffer, tag)
         yield [self._meet(tag)]
 
     def all_reduce(self, buffer: Array, op: str, tag: int) -> Steps:
@@ -122,10 +119,7 @@ class SameHostTransport:
         yield from self.reduce_scatter(buffer, op, tag)
         yield [self._meet(tag, buffer)]
         if self.rank == root:
-            addresses = self._flags.values(tag)
-            for rank in self._after_own():
-                start, stop = part_bounds(buffer.size, self.size, rank)
-                self._copy(buffer, start, stop, rank, addresses[rank])
+            self._collect(buffer, tag)
         yield [self._meet(tag)]
 
     def broadcast(self, buffer: Array, tag: int, root: int = 0) -> Steps:
@@ -213,9 +207,13 @@ class SameHostTransport:
             self._flags.fail(tag)
             raise
 
-    def _after_own(self) -> list[int]:
-        """Return the other ranks, beginning behind this one: not all at one rank."""
-        return [(self.rank + i) % self.size for i in range(1, self.size)]
+    def _collect(self, buffer: Array, tag: int) -> None:
+        """Copy the other ranks' parts into ``buffer``."""
+        addresses = self._flags.values(tag)
+        # Beginning behind this rank: not all at one.
+        for rank in [(self.rank + i) % self.size for i in range(1, self.size)]:
+            start, stop = part_bounds(buffer.size, self.size, rank)
+            self._copy(buffer, start, stop, rank, addresses[rank])
 
     def _combine(
         self,
@@ -227,15 +225,13 @@ class SameHostTransport:
     ) -> None:
         """Reduce ``buffer[start:stop]`` over all ranks, into this rank's buffer."""
         ufunc, itemsize = ufunc_of(op), buffer.itemsize
-        step = max(1, BLOCK_BYTES // itemsize)
-        scratch = self._take_scratch(2 * min(step, stop - start), buffer.dtype)
+        step = max(1, min(BLOCK_BYTES // itemsize, stop - start))
+        scratch = self._take_scratch(2 * step, buffer.dtype)
         # Infinities, and sums that become infinite, are for the caller to find.
         with np.errstate(all="ignore"):
             for at in range(start, stop, step):
                 own = buffer[at : min(at + step, stop)]
                 total, other = scratch[: own.size], scratch[step : step + own.size]
-                if step > stop - start:
-                    other = scratch[own.size : 2 * own.size]
                 left: Array | None = None
                 for rank in range(self.size):
                     right = own
