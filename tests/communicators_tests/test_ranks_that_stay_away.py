@@ -129,6 +129,7 @@ def agree_and_stop(self, *args, **options):
 if rank == 1:
     Agreement.check = agree_and_stop
 report(lambda: comm.{call})
+time.sleep(1)  # MPICH's mpiexec may drop what was written just before an abort
 comm.mpi_comm.Abort(3)
 """,
         timeout_s=2.0,
