@@ -8,6 +8,7 @@ it at the same moment, exchange descriptions, and raise the same error.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -97,7 +98,7 @@ class Agreement:
         if self._messenger.is_finalized:
             raise CommunicatorError(f"{label}: this communicator has been finalized")
         self.sequence += 1
-        bits = b"" if presence is None else _packed(presence)
+        bits = b"" if presence is None else _packed(tuple(presence))
         self._messenger.raise_if_failed()
         if self._messenger.is_broken:
             raise CommunicatorError(
@@ -121,7 +122,7 @@ class Agreement:
         return f"{label} (collective {self.sequence})"
 
     def _union(self, label: str, presence: Sequence[bool]) -> list[bool]:
-        bits = _packed(presence)
+        bits = _packed(tuple(presence))
         bits += bytes(-len(bits) % 8)
         result = self._messenger.bitwise_or(bits, lambda: self._describe(label))
         flags = np.unpackbits(np.frombuffer(result, np.uint8), count=len(presence))
@@ -225,10 +226,13 @@ _COMPLEMENT = (1 << (8 * _N_COMPARED)) - 1
 _CORE = (1 << (8 * (_N_COMPARED - 8))) - 1
 
 
-def _packed(flags: Sequence[bool]) -> bytes:
+# A training loop makes the same few calls at every step.
+@functools.lru_cache(maxsize=64)
+def _packed(flags: tuple[bool, ...]) -> bytes:
     return np.packbits(np.asarray(flags, bool)).tobytes()
 
 
+@functools.lru_cache(maxsize=64)
 def _header(label: str, digest: bytes, bits: bytes, failed: bool) -> bytes:
     head = hashlib.blake2b(label.encode(), digest_size=8).digest()
     tail = hashlib.blake2b(bits, digest_size=8).digest() if bits else bytes(8)

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from communicators.devices.kinds import CPU, GPU, kind_of
+
+#: Arrays of up to this many bytes are packed together: for those the calls cost more
+#: than the bytes.
+JOINED_ARRAY_BYTES = 16 * 1024
+#: Bytes of those that are packed at once; they stay in the cache.
+JOINED_BYTES = 128 * 1024
 
 #: Bytes of a bucket on the wire. Large enough to amortise the latency of a
 #: reduction, small enough that several are in flight at once and stay in cache.
@@ -76,6 +82,45 @@ class Bucket:
     offsets: list[int] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
     n_elems: int = 0
+    _entries: list[tuple[int, int, int, int]] = field(default_factory=list, init=False)
+    _runs: list[list[tuple[int, int, int, int]]] = field(
+        default_factory=list, init=False
+    )
+
+    @property
+    def entries(self) -> list[tuple[int, int, int, int]]:
+        """For each array: index, start and stop in the buffer, first element of it."""
+        if len(self._entries) != len(self.indices):
+            stops = [*self.offsets[1:], self.n_elems]
+            self._entries = list(
+                zip(self.indices, self.offsets, stops, self.starts, strict=True)
+            )
+            self._runs = list(self._joined(self._entries))
+        return self._entries
+
+    @property
+    def runs(self) -> list[list[tuple[int, int, int, int]]]:
+        """The entries, in groups to be packed at once: many small ones, or one."""
+        return self._runs if self.entries else []
+
+    def _joined(
+        self, entries: Sequence[tuple[int, int, int, int]]
+    ) -> Iterator[list[tuple[int, int, int, int]]]:
+        run: list[tuple[int, int, int, int]] = []
+        for entry in entries:
+            _, start, stop, _ = entry
+            is_small = (stop - start) * self.dtype.itemsize <= JOINED_ARRAY_BYTES
+            if run and (
+                not is_small or (stop - run[0][1]) * self.dtype.itemsize > JOINED_BYTES
+            ):
+                yield run
+                run = []
+            run.append(entry)
+            if not is_small:
+                yield run
+                run = []
+        if run:
+            yield run
 
     @property
     def nbytes(self) -> int:

@@ -44,21 +44,48 @@ def pack(
     """
     zero = np.zeros((), buffer.dtype)
     with np.errstate(all="ignore"):
-        for index, start, stop, first in _extents(bucket):
-            array = arrays[index]
-            if array is None:
-                buffer[start:stop] = zero
+        for run in bucket.runs:
+            if len(run) > 1 and _pack_at_once(run, arrays, buffer, scale):
                 continue
-            target = buffer[start:stop]
-            if array.size == target.size:
-                target = target.reshape(array.shape)
-            else:
-                array = _flat(array)[first : first + target.size]
-            if scale is None:
-                cast(target, array)
-            else:
-                multiply(target, array, scale)
-        buffer[bucket.n_elems :] = zero
+            for index, start, stop, first in run:
+                array = arrays[index]
+                if array is None:
+                    buffer[start:stop] = zero
+                    continue
+                target = buffer[start:stop]
+                if array.size == target.size:
+                    target = target.reshape(array.shape)
+                else:
+                    array = _flat(array)[first : first + target.size]
+                if scale is None:
+                    cast(target, array)
+                else:
+                    multiply(target, array, scale)
+        if buffer.size > bucket.n_elems:
+            buffer[bucket.n_elems :] = zero
+
+
+def _pack_at_once(
+    run: Sequence[tuple[int, int, int, int]],
+    arrays: Sequence[Array | None],
+    buffer: Array,
+    scale: float | None,
+) -> bool:
+    """Pack neighbours by two calls of NumPy; tell whether they are of that kind.
+
+    Of the buffer's dtype and whole, so the bits are those of one after the other.
+    """
+    parts = []
+    for index, start, stop, _ in run:
+        array = arrays[index]
+        if array is None or array.dtype != buffer.dtype or array.size != stop - start:
+            return False
+        parts.append(array.reshape(-1))
+    target = buffer[run[0][1] : run[-1][2]]
+    np.concatenate(parts, out=target)
+    if scale is not None:
+        multiply(target, target, scale)
+    return True
 
 
 def unpack(bucket: Bucket, arrays: Sequence[Array | None], buffer: Array) -> None:
@@ -71,11 +98,14 @@ def unpack(bucket: Bucket, arrays: Sequence[Array | None], buffer: Array) -> Non
         buffer: shape ``(n,)``, ``n >= bucket.n_elems``, dtype ``bucket.dtype``.
     """
     with np.errstate(all="ignore"):
-        for index, start, stop, first in _extents(bucket):
+        for index, start, stop, first in bucket.entries:
             array = arrays[index]
             if array is None:
                 continue
             source = buffer[start:stop]
+            if array.size == source.size and array.dtype == source.dtype:
+                array[...] = source.reshape(array.shape)
+                continue
             if array.size == source.size:
                 cast(array, source.reshape(array.shape))
                 continue
@@ -86,13 +116,6 @@ def unpack(bucket: Bucket, arrays: Sequence[Array | None], buffer: Array) -> Non
                 narrow = np.empty(source.size, array.dtype)
                 cast(narrow, source)
                 array.flat[part] = narrow
-
-
-def _extents(bucket: Bucket) -> list[tuple[int, int, int, int]]:
-    bounds = [*bucket.offsets, bucket.n_elems]
-    return list(
-        zip(bucket.indices, bounds[:-1], bounds[1:], bucket.starts, strict=True)
-    )
 
 
 def _flat(array: Array) -> Any:

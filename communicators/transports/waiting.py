@@ -14,7 +14,7 @@ from communicators.errors import CommunicationTimeoutError
 # first polled. With more ranks than cores the peer cannot run while we poll, so the
 # core is then offered, and after some milliseconds (the peer computes, or loads
 # data) given away for longer and longer.
-_POLLS = 50
+_POLLS = 3
 _YIELD_UNTIL_S = 0.005
 _SHORT_SLEEP_S = 50e-6
 _LONG_SLEEP_S = 1e-3

@@ -1,0 +1,224 @@
+"""What a call on many arrays is: checked once, and known again at the next step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from communicators.agreement import digest_of
+from communicators.buckets import ArraySpec
+from communicators.devices.kinds import CPU, as_array, kind_of
+from communicators.dtypes import result_dtype
+
+_MAX_CACHED = 64
+
+#: Names, shapes, dtypes and kinds of memory of the arrays.
+Key = tuple[tuple[str, tuple[int, ...], np.dtype[Any], str | None], ...]
+
+
+class ArraysCall:
+    """One call on many arrays, the same whenever it is repeated.
+
+    Args:
+        title: what the ranks compare as the operation.
+        key: what they compare of the arrays.
+        present: which of them this rank holds.
+        groups: lengths of groups of arrays.
+
+    Attributes:
+        digest (bytes): of ``key``.
+        details: names and specs as text, made only when an error needs them.
+        plans (dict): what was planned for it, by what it depends on beside the call.
+    """
+
+    def __init__(
+        self,
+        title: str,
+        key: Key,
+        present: Sequence[bool],
+        groups: Sequence[int] = (),
+    ) -> None:
+        self.title = title
+        self.present = present
+        self.groups = groups
+        self.details = _LazyDetails(key)
+        self.digest = digest_of(list(self.details))
+        self.plans: dict[Any, Any] = {}
+
+    def shown(self) -> str:
+        """Return what errors tell of it."""
+        return f"{len(self.details)} arrays"
+
+
+class CallCache:
+    """The calls of one communicator so far."""
+
+    def __init__(self) -> None:
+        self._by_key: dict[Any, ArraysCall] = {}
+        # Calls in which all arrays are NumPy's, found without a look at each name.
+        self._by_specs: dict[Any, ArraysCall] = {}
+
+    def known(
+        self, arrays: Sequence[Any], settings: Any, names: Sequence[str] | None
+    ) -> ArraysCall | None:
+        """Return the call if it has been made before and may be made again.
+
+        Args:
+            arrays: whatever the user gave.
+            settings: all that it depends on beside the arrays and their names.
+            names: of the arrays, or ``None``.
+        """
+        try:
+            call = self._by_specs.get(_specs(arrays, settings, names))
+        except (AttributeError, TypeError):
+            return None  # something is no array; who checks them says what
+        if call is None:
+            return None
+        is_writable = all(array.flags.writeable for array in arrays)
+        if not is_writable or len({id(array) for array in arrays}) < len(arrays):
+            return None
+        return call
+
+    def add(
+        self,
+        title: str,
+        settings: Any,
+        names: Sequence[str] | None,
+        arrays: Sequence[Any],
+        groups: Sequence[int] = (),
+    ) -> ArraysCall:
+        """Return the call on arrays that have been checked, new or known.
+
+        Args:
+            title: what the ranks compare as the operation.
+            settings: as in :meth:`known`.
+            names: as the user gave them.
+            arrays: arrays or specs.
+            groups: lengths of groups of arrays.
+        """
+        given_names = default_names(arrays, names)
+        key = _key(given_names, arrays)
+        present = tuple([not isinstance(array, ArraySpec) for array in arrays])
+        call = self._by_key.get((settings, key, present))
+        if call is None:
+            if len(self._by_key) >= _MAX_CACHED:
+                self._by_key.clear()
+                self._by_specs.clear()
+            call = ArraysCall(title, key, present, groups)
+            self._by_key[settings, key, present] = call
+        if all(type(array) is np.ndarray for array in arrays):
+            self._by_specs[_specs(arrays, settings, names)] = call
+        return call
+
+
+class _LazyDetails(Sequence[tuple[str, str]]):
+    def __init__(self, key: Key) -> None:
+        self._key = key
+
+    def __len__(self) -> int:
+        return len(self._key)
+
+    def __getitem__(self, index: Any) -> Any:
+        name, shape, dtype, kind = self._key[index]
+        return name, str(ArraySpec(shape, dtype, kind or CPU))
+
+
+def _specs(arrays: Sequence[Any], settings: Any, names: Sequence[str] | None) -> Any:
+    return (
+        settings,
+        None if names is None else tuple(names),
+        tuple([(type(array), array.shape, array.dtype) for array in arrays]),
+    )
+
+
+def _key(names: Sequence[str], arrays: Sequence[Any]) -> Key:
+    return tuple(
+        (
+            name,
+            array.shape,
+            array.dtype,
+            array.kind if isinstance(array, ArraySpec) else kind_of(array),
+        )
+        for name, array in zip(names, arrays, strict=True)
+    )
+
+
+def default_names(arrays: Sequence[Any], names: Sequence[str] | None) -> Sequence[str]:
+    """Return the names, or numbers in their place."""
+    if names is None:
+        return [f"array {i}" for i in range(len(arrays))]
+    return names
+
+
+def as_arrays(names: Sequence[str], arrays: Sequence[Any], label: str) -> Sequence[Any]:
+    """Let GPU arrays of other packages be arrays of CuPy; leave specs alone.
+
+    Raises:
+        TypeError: something is no array.
+    """
+    return [
+        array if type(array) is np.ndarray else _as_one_array(name, array, label)
+        for name, array in zip(names, arrays, strict=True)
+    ]
+
+
+def _as_one_array(name: str, array: Any, label: str) -> Any:
+    if isinstance(array, np.generic):
+        raise TypeError(
+            f"{label}: {name} is a scalar of NumPy, which cannot be written in "
+            "place; give an array of shape ()"
+        )
+    if isinstance(array, ArraySpec | np.ndarray):
+        return array
+    return as_array(array, f"{label}: {name}")
+
+
+def check_names(names: Sequence[str], arrays: Sequence[Any], label: str) -> None:
+    """Refuse names that are not one for each array, and an array given twice.
+
+    Raises:
+        ValueError: they are; the text says which.
+    """
+    if len(names) != len(arrays):
+        raise ValueError(f"{label}: {len(names)} names for {len(arrays)} arrays")
+    seen: dict[int, str] = {}
+    for name, array in zip(names, arrays, strict=True):
+        if not isinstance(array, ArraySpec) and id(array) in seen:
+            raise ValueError(
+                f"{label}: {seen[id(array)]} and {name} are the same array, which is "
+                "written in place; give it once"
+            )
+        seen[id(array)] = name
+
+
+def check_writable(name: str, array: Any, label: str) -> None:
+    """Refuse read-only arrays.
+
+    Raises:
+        ValueError: it is.
+    """
+    if not getattr(array.flags, "writeable", True):
+        raise ValueError(f"{label}: {name} is read-only; it is written in place")
+
+
+def check_reducible(name: str, array: Any, op: str, label: str) -> None:
+    """Refuse what cannot be reduced in place.
+
+    Raises:
+        TypeError: the dtype has no such reduction, or one of another dtype.
+        ValueError: read-only, or missing where the operation needs it.
+    """
+    if isinstance(array, ArraySpec):
+        if op not in ("sum", "mean"):
+            raise ValueError(
+                f"{label}: {name} is missing here; only sum and mean take that"
+            )
+    else:
+        check_writable(name, array, label)
+    if result_dtype(array.dtype, op, label) != array.dtype:
+        raise TypeError(
+            f"{label}: {name}: the {op} of {array.dtype} has another dtype, so it "
+            "cannot be written in place"
+        )
