@@ -84,11 +84,13 @@ def result_dtype(dtype: np.dtype[Any], op: str, operation: str) -> np.dtype[Any]
     return dtype
 
 
+@functools.lru_cache(maxsize=256)
 def accumulation_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """Return the dtype in which arrays of ``dtype`` are summed."""
     return np.dtype(_ACCUMULATED_AS.get(dtype.name, dtype.newbyteorder("=")))
 
 
+@functools.lru_cache(maxsize=256)
 def wire_dtype(
     dtype: np.dtype[Any], allreduce_grad_dtype: np.dtype[Any] | None
 ) -> np.dtype[Any]:

@@ -75,14 +75,12 @@ def _pack_at_once(
 
     Of the buffer's dtype and whole, so the bits are those of one after the other.
     """
-    parts = []
-    for index, start, stop, _ in run:
-        array = arrays[index]
-        if array is None or array.dtype != buffer.dtype or array.size != stop - start:
-            return False
-        parts.append(array.reshape(-1))
     target = buffer[run[0][1] : run[-1][2]]
-    np.concatenate(parts, out=target)
+    try:
+        parts = [arrays[index].reshape(-1) for index, _, _, _ in run]  # type: ignore[union-attr]
+        np.concatenate(parts, out=target, casting="no")
+    except (AttributeError, TypeError, ValueError):
+        return False  # one is missing, of another dtype, or a piece of a larger array
     if scale is not None:
         multiply(target, target, scale)
     return True
@@ -97,25 +95,29 @@ def unpack(bucket: Bucket, arrays: Sequence[Array | None], buffer: Array) -> Non
             passed over.
         buffer: shape ``(n,)``, ``n >= bucket.n_elems``, dtype ``bucket.dtype``.
     """
+    dtype = buffer.dtype
     with np.errstate(all="ignore"):
         for index, start, stop, first in bucket.entries:
             array = arrays[index]
             if array is None:
                 continue
             source = buffer[start:stop]
-            if array.size == source.size and array.dtype == source.dtype:
+            if array.size != stop - start:
+                _unpack_piece(array, first, source)
+            elif array.dtype == dtype:
                 array[...] = source.reshape(array.shape)
-                continue
-            if array.size == source.size:
-                cast(array, source.reshape(array.shape))
-                continue
-            part = slice(first, first + source.size)
-            if array.flags.c_contiguous:
-                cast(array.reshape(-1)[part], source)
             else:
-                narrow = np.empty(source.size, array.dtype)
-                cast(narrow, source)
-                array.flat[part] = narrow
+                cast(array, source.reshape(array.shape))
+
+
+def _unpack_piece(array: Array, first: int, source: Array) -> None:
+    part = slice(first, first + source.size)
+    if array.flags.c_contiguous:
+        cast(array.reshape(-1)[part], source)
+    else:
+        narrow = np.empty(source.size, array.dtype)
+        cast(narrow, source)
+        array.flat[part] = narrow
 
 
 def _flat(array: Array) -> Any:
