@@ -57,13 +57,16 @@ class CallCache:
 
     def __init__(self) -> None:
         self._by_key: dict[Any, ArraysCall] = {}
-        # Calls in which all arrays are NumPy's, found without a look at each name.
-        self._by_specs: dict[Any, ArraysCall] = {}
+        # Calls in which all arrays are NumPy's, found without a look at each name;
+        # and whether each array is the owner of its memory.
+        self._by_specs: dict[Any, tuple[ArraysCall, bool]] = {}
 
     def known(
         self, arrays: Sequence[Any], settings: Any, names: Sequence[str] | None
-    ) -> ArraysCall | None:
+    ) -> tuple[ArraysCall | None, bool]:
         """Return the call if it has been made before and may be made again.
+
+        And whether no two of the arrays can share memory.
 
         Args:
             arrays: whatever the user gave.
@@ -71,15 +74,12 @@ class CallCache:
             names: of the arrays, or ``None``.
         """
         try:
-            call = self._by_specs.get(_specs(arrays, settings, names))
-        except (AttributeError, TypeError):
-            return None  # something is no array; who checks them says what
-        if call is None:
-            return None
-        is_writable = all(array.flags.writeable for array in arrays)
-        if not is_writable or len({id(array) for array in arrays}) < len(arrays):
-            return None
-        return call
+            call, all_own = self._by_specs[_specs(arrays, settings, names)]
+        except (AttributeError, KeyError, TypeError):
+            return None, False  # new, or something is no array
+        if len(set(map(id, arrays))) < len(arrays):
+            return None, False
+        return call, all_own
 
     def add(
         self,
@@ -89,7 +89,7 @@ class CallCache:
         arrays: Sequence[Any],
         groups: Sequence[int] = (),
     ) -> ArraysCall:
-        """Return the call on arrays that have been checked, new or known.
+        """Return the call on arrays that have been checked and may be written.
 
         Args:
             title: what the ranks compare as the operation.
@@ -109,7 +109,9 @@ class CallCache:
             call = ArraysCall(title, key, present, groups)
             self._by_key[settings, key, present] = call
         if all(type(array) is np.ndarray for array in arrays):
-            self._by_specs[_specs(arrays, settings, names)] = call
+            # Only views share memory.
+            all_own = all(array.flags.owndata for array in arrays)
+            self._by_specs[_specs(arrays, settings, names)] = call, all_own
         return call
 
 
@@ -126,10 +128,11 @@ class _LazyDetails(Sequence[tuple[str, str]]):
 
 
 def _specs(arrays: Sequence[Any], settings: Any, names: Sequence[str] | None) -> Any:
+    # The flags say whether an array is writable, and whether it owns its memory.
     return (
         settings,
         None if names is None else tuple(names),
-        tuple([(type(array), array.shape, array.dtype) for array in arrays]),
+        tuple([(type(a), a.shape, a.dtype, a.flags.num) for a in arrays]),
     )
 
 

@@ -58,7 +58,7 @@ class ManyArrays:
         groups = () if groups is None else tuple(groups)
         device = self._comm.devices.host
         settings = (label, op, groups, self._comm.allreduce_grad_dtype)
-        call = self._calls.known(arrays, settings, names)
+        call, all_own = self._calls.known(arrays, settings, names)
         if call is None:
             title = f"{label}, {op}, on the wire {self._comm.allreduce_grad_dtype}"
             if groups:
@@ -100,7 +100,7 @@ class ManyArrays:
                         arrays, sources, union, strict=True
                     )
                 ]
-            shared = [] if device.uses_nccl else overlapping(results)
+            shared = [] if all_own or device.uses_nccl else overlapping(results)
             if shared:
                 # Written in place, each would change the other while it is read.
                 results = list(results)

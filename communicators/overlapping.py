@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 try:
     from numpy.lib.array_utils import byte_bounds
 except ImportError:  # NumPy 1
@@ -19,8 +17,6 @@ def overlapping(arrays: Sequence[Any]) -> list[int]:
     Args:
         arrays: in host memory; ``None`` is passed over.
     """
-    if _all_own(arrays):
-        return []
     bounds = []
     for i, array in enumerate(arrays):
         if array is not None and array.size:
@@ -36,13 +32,3 @@ def overlapping(arrays: Sequence[Any]) -> list[int]:
             found.append(i)
         end = max(end, stop)
     return found
-
-
-def _all_own(arrays: Sequence[Any]) -> bool:
-    """Tell whether each array is the owner of its memory, and none is there twice.
-
-    Only views share memory. To look is cheaper than to ask for addresses.
-    """
-    held = [array for array in arrays if array is not None]
-    owns = all(type(array) is np.ndarray and array.flags.owndata for array in held)
-    return owns and len({id(array) for array in held}) == len(held)

@@ -33,6 +33,8 @@ def as_bytes(array: Array) -> Array:
 
 def post_send(comm: Any, data: Array, dest: int, tag: int) -> list[Any]:
     """Post sends of a contiguous uint8 array; return their requests."""
+    if data.size <= MAX_MESSAGE_BYTES:
+        return [comm.Isend([data, MPI.BYTE], dest, tag)] if data.size else []
     return [
         comm.Isend([data[at : at + MAX_MESSAGE_BYTES], MPI.BYTE], dest, tag)
         for at in range(0, data.size, MAX_MESSAGE_BYTES)
@@ -41,6 +43,8 @@ def post_send(comm: Any, data: Array, dest: int, tag: int) -> list[Any]:
 
 def post_recv(comm: Any, data: Array, source: int, tag: int) -> list[Any]:
     """Post receives into a contiguous uint8 array; return their requests."""
+    if data.size <= MAX_MESSAGE_BYTES:
+        return [comm.Irecv([data, MPI.BYTE], source, tag)] if data.size else []
     return [
         comm.Irecv([data[at : at + MAX_MESSAGE_BYTES], MPI.BYTE], source, tag)
         for at in range(0, data.size, MAX_MESSAGE_BYTES)

@@ -146,10 +146,16 @@ class Progress:
 
     def _poll(self) -> bool:
         """Advance everything that can go on; tell whether anything moved."""
-        requests = [r for operation in self._in_flight for r in operation.requests]
+        in_flight = self._in_flight
+        if len(in_flight) == 1:
+            requests = in_flight[0].requests
+        else:
+            requests = [r for operation in in_flight for r in operation.requests]
         if requests:
             # Each call of MPI looks at all sockets, however few requests it is for.
-            self.request_type.Testsome(requests)
-        moved = [operation.advance() for operation in self._in_flight]
+            found = self.request_type.Testsome(requests)
+            if not found and not any(operation.others for operation in in_flight):
+                return False
+        moved = [operation.advance() for operation in in_flight]
         self._in_flight = [op for op in self._in_flight if not op.done]
         return any(moved)
