@@ -199,3 +199,29 @@ def test_a_bucket_without_arrays_is_padding():
     pack(Bucket(np.dtype("f4")), [], buffer)
     assert buffer.tolist() == [0, 0, 0]
     unpack(Bucket(np.dtype("f4")), [], buffer)
+
+
+@pytest.mark.parametrize("scale", [None, 1 / 3])
+@pytest.mark.parametrize("odd", ["none", "missing", "dtype", "piece", "layout"])
+def test_small_neighbours_are_packed_as_if_each_were_alone(odd, scale):
+    rng = np.random.default_rng(0)
+    arrays: list = [rng.standard_normal((3, n + 1)).astype("f4") for n in range(9)]
+    if odd == "missing":
+        arrays[4] = None
+    elif odd == "dtype":
+        arrays[4] = arrays[4].astype("f8")
+    elif odd == "layout":
+        arrays[4] = np.asfortranarray(arrays[4])
+    bucket = Bucket(np.dtype("f4"))
+    start = 2 if odd == "piece" else 0
+    for i, array in enumerate(arrays):
+        bucket.append(i, 15 if array is None else array.size - start, start)
+    buffer = np.empty(bucket.n_elems, "f4")
+    pack(bucket, arrays, buffer, scale)
+    for array, begin in zip(arrays, bucket.offsets, strict=True):
+        if array is None:
+            assert not buffer[begin : begin + 15].any()
+        else:
+            alone = packed(array, np.dtype("f4"), scale)[start:]
+            assert (buffer[begin : begin + alone.size] == alone).all()
+    assert len(bucket.runs) == 1

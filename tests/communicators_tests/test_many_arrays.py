@@ -246,3 +246,41 @@ def test_groups_that_do_not_fit_are_an_error_on_all_ranks(flat):
         groups = [1, 1] if flat.rank else [2]
         with pytest.raises(MismatchError, match="in groups of 1, 1"):
             flat.allreduce_arrays([np.zeros(2), np.zeros(3)], groups=groups)
+
+
+@pytest.mark.parallel([2])
+@pytest.mark.parametrize("case", ["read-only", "twice", "overlapping", "dtype", "one"])
+def test_a_call_that_was_made_before_is_looked_at_again(flat, case):
+    def arrays() -> list[np.ndarray]:
+        return [np.full(5, flat.rank + 1.0), np.full(5, flat.rank + 1.0)]
+
+    for _ in range(2):
+        again = arrays()
+        flat.allreduce_arrays(again, label="repeated")
+        assert_all_ranks(flat, np.allclose(again, 1.5))
+    changed = arrays()
+    expected: tuple[str, ...] = ()
+    if case == "read-only" and flat.rank == 1:
+        changed[1].flags.writeable = False
+    if case == "twice":
+        changed[1] = changed[0]
+    if case == "overlapping":
+        memory = np.full(8, flat.rank + 1.0)
+        changed = [memory[:5], memory[3:]]
+    if case == "dtype":
+        changed[1] = changed[1].astype("f4")
+    if case == "one" and flat.rank == 1:
+        changed[1] = np.full(6, 2.0)
+    expected = {
+        "read-only": ("ValueError", "array 1 is read-only"),
+        "twice": ("ValueError", "are the same array"),
+        "one": ("MismatchError", "array 1"),
+    }.get(case, ())
+    try:
+        flat.allreduce_arrays(changed, label="repeated")
+    except (ValueError, MismatchError) as error:
+        ok = bool(expected) and type(error).__name__ == expected[0]
+        assert_all_ranks(flat, ok and expected[1] in str(error), f"{error!r}")
+    else:
+        ok = not expected and all(np.allclose(array, 1.5) for array in changed)
+        assert_all_ranks(flat, ok, f"{changed}")
