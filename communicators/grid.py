@@ -12,7 +12,7 @@ multi-ring pattern of PowerAI DDL (arXiv 1708.02188).
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from communicators.devices.buffer import DeviceBuffer
@@ -68,20 +68,31 @@ def grid_all_reduce(
         tag: of the operation.
     Cost: sum of 2(p_i - 1) steps.
     """
-    scattering = list(groups)
-    last: Group | None = None
-    if not isinstance(buffer, DeviceBuffer):
+    if isinstance(buffer, DeviceBuffer):
+        parts = yield from _scatter(groups, buffer, op, tag)
+        scattered = groups
+    else:
         # The innermost reduce-scatter and all-gather together are an all-reduce, for
         # which two ranks have a shorter way.
-        last = scattering.pop()
+        *scattered, last = groups
+        with last.line_up() as place:
+            parts = yield from _scatter(scattered, buffer, op, tag)
+            yield [place]
+            if parts[-1].size:
+                yield from last.all_reduce(parts[-1], op, tag)
+    for group, part in zip(reversed(scattered), reversed(parts[:-1]), strict=True):
+        yield from group.all_gather(part, tag)
+
+
+def _scatter(
+    groups: Sequence[Group], buffer: FlatBuffer, op: str, tag: int
+) -> Generator[Sequence[Any], None, list[Any]]:
+    """Reduce-scatter along the dimensions; return the parts, the whole one first."""
     parts: list[Any] = [buffer]
-    for group in scattering:
+    for group in groups:
         part = yield from group.reduce_scatter(parts[-1], op, tag)
         parts.append(part)
-    if last is not None and parts[-1].size:
-        yield from last.all_reduce(parts[-1], op, tag)
-    for group, part in zip(reversed(scattering), reversed(parts[:-1]), strict=True):
-        yield from group.all_gather(part, tag)
+    return parts
 
 
 def chunks_of(buffer: FlatBuffer, n_chunks: int, multiple: int = 1) -> list[Any]:

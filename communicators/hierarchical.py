@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from communicators.base import CommunicatorBase
+from communicators.devices.buffer import DeviceBuffer
 from communicators.devices.device import FlatBuffer
 from communicators.transports.progress import Handle, Steps
 
@@ -41,7 +42,12 @@ class HierarchicalCommunicator(CommunicatorBase):
         return self.start_steps(self._all_reduce(buffer, op, self.next_tag()))
 
     def _all_reduce(self, buffer: FlatBuffer, op: str, tag: int) -> Steps:
-        yield from self._intra.reduce(buffer, op, tag)
-        if self._inter is not None:
-            yield from self._inter.all_reduce(buffer, op, tag)
+        if self._inter is None:
+            yield from self._intra.reduce(buffer, op, tag)
+        else:
+            with self._inter.line_up() as place:
+                yield from self._intra.reduce(buffer, op, tag)
+                if not isinstance(buffer, DeviceBuffer):
+                    yield [place]
+                yield from self._inter.all_reduce(buffer, op, tag)
         yield from self._intra.broadcast(buffer, tag)

@@ -11,6 +11,7 @@ from communicators.transports.same_host import SameHostTransport
 
 if TYPE_CHECKING:
     from communicators.transports.nccl import NcclTransport
+    from communicators.transports.turnstile import Place
 
 
 #: Smaller buffers go by MPI in a host, too: ranks that outnumber the cores find a
@@ -67,6 +68,10 @@ class Group:
     def finalize(self) -> None:
         """Free the MPI communicator. Collective; safe to call twice."""
         self.mpi.finalize()
+
+    def line_up(self) -> Place:
+        """See :meth:`MpiTransport.line_up`."""
+        return self.mpi.line_up()
 
     def transport_of(
         self, buffer: Any

@@ -15,6 +15,7 @@ from mpi4py import MPI
 
 from communicators.dtypes import Array, ufunc_of
 from communicators.transports.progress import Steps
+from communicators.transports.turnstile import Place, Turnstile
 
 #: MPI counts are 32-bit in many builds; longer messages are cut.
 MAX_MESSAGE_BYTES = 1 << 30
@@ -87,12 +88,21 @@ class MpiTransport:
         self.size: int = mpi_comm.Get_size()
         self.sent_bytes = 0
         self._scratch: list[Array] = []
+        self._turnstile = Turnstile()
 
     def finalize(self) -> None:
         """Free the MPI communicator. Collective; safe to call twice."""
         if self._comm is not None:
             self._comm.Free()
             self._comm = None
+
+    def line_up(self) -> Place:
+        """Take a place in the line before this group's link.
+
+        Operations that have other steps before those in this group take it when they
+        begin, which is in the same order on all ranks, and yield it before they go on.
+        """
+        return self._turnstile.line_up()
 
     def share_from_first(self, value: Any) -> Any:
         """Give every rank of the group the small value of rank 0. Collective."""
