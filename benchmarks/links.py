@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -76,6 +77,32 @@ def _streams(
         hosts.end_processes()
         for listener in listeners:
             listener.wait()
+
+
+@contextlib.contextmanager
+def busy_links(hosts: VirtualHosts) -> Iterator[None]:
+    """Keep the cables of two hosts busy in both directions; ends all that runs there.
+
+    Args:
+        hosts: two.
+    """
+    first, second = hosts.namespaces[1:3]
+    command = ["iperf3", "--client", "", "--time", "0"]
+    running = [
+        _start([*host.enter(), "iperf3", "--server"]) for host in (first, second)
+    ]
+    try:
+        for sender, receiver in ((first, second), (second, first)):
+            # Until the receiver listens.
+            _stream(sender, receiver, 1)
+            command[2] = receiver.name
+            running.append(_start([*sender.enter(), *command]))
+        time.sleep(1)
+        yield
+    finally:
+        hosts.end_processes()
+        for process in running:
+            process.wait()
 
 
 def _start(command: Sequence[str]) -> subprocess.Popen[bytes]:

@@ -2,7 +2,9 @@
 
 Steps without communication, with it after the backward and with it meanwhile take
 turns. Reported: seconds by kind and step, the batch size, and whether
-``create_multi_node_optimizer`` has ``overlap``.
+``create_multi_node_optimizer`` has ``overlap``. With ``--samples`` there are only steps
+without communication, for a batch of that size: what else the machine does at the time
+shows in them.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import argparse
 import inspect
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import chainermn_ng
@@ -85,13 +87,38 @@ def make_step(
     return lambda *batch: optimizer.update(model, *batch)
 
 
+def take_turns(
+    steps: Mapping[str, Callable[..., None]], batch: tuple[Any, Any], n_steps: int
+) -> dict[str, list[float]]:
+    """Return the seconds of each step of each kind, after two to warm up."""
+    seconds: dict[str, list[float]] = {name: [] for name in steps}
+    names = list(steps)
+    for i in range(-2, n_steps):
+        first = i % len(names)
+        for name in names[first:] + names[:first]:
+            WORLD.Barrier()
+            start = time.perf_counter()
+            steps[name](*batch)
+            took = time.perf_counter() - start
+            if i >= 0:
+                seconds[name].append(took)
+    return seconds
+
+
 def main(args: Sequence[str] | None = None) -> None:
     """Tune the batch to the link, then take turns."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rate", type=float, required=True, help="bytes a second")
+    parser.add_argument("--rate", type=float, default=0.0, help="bytes a second")
+    parser.add_argument("--samples", type=int, help="only steps without communication")
     parser.add_argument("--width", type=int, default=1024)
     parser.add_argument("--steps", type=int, default=10, help="of each kind")
     options = parser.parse_args(args)
+
+    if options.samples is not None:
+        alone = {"alone": make_step(options.width, lambda o: o)}
+        batch = make_batch(options.samples, options.width)
+        report({"seconds": take_turns(alone, batch, options.steps)})
+        return
 
     create = chainermn_ng.create_multi_node_optimizer
     has_overlap = "overlap" in inspect.signature(create).parameters
@@ -111,17 +138,7 @@ def main(args: Sequence[str] | None = None) -> None:
     batch = batch_for(model, options.width, link_s)
     backward_s = backward_seconds(model, batch)
 
-    seconds: dict[str, list[float]] = {name: [] for name in steps}
-    names = list(steps)
-    for i in range(-2, options.steps):
-        first = i % len(names)
-        for name in names[first:] + names[:first]:
-            WORLD.Barrier()
-            start = time.perf_counter()
-            steps[name](*batch)
-            took = time.perf_counter() - start
-            if i >= 0:
-                seconds[name].append(took)
+    seconds = take_turns(steps, batch, options.steps)
     report(
         {
             "seconds": seconds,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import statistics
 
-from tests.helpers.hosts import virtual_hosts
+from tests.helpers.hosts import VirtualHosts, virtual_hosts
 
 from benchmarks.jobs import run_program
-from benchmarks.links import CABLE, check_hosts, link_rate
+from benchmarks.links import CABLE, busy_links, check_hosts, link_rate
 from benchmarks.results import Row, duration, slowest, spread_of_ratios, timing
 from benchmarks.settings import Settings
 
@@ -19,6 +19,7 @@ def measure(row: Row, settings: Settings) -> None:
     with virtual_hosts(2, rate=CABLE) as hosts:
         args = ["--rate", link_rate(hosts), "--width", width, "--steps", n_steps]
         ranks = run_program("overlap.py", args, n_ranks=1, hosts=hosts)
+        slowdown = _slowdown_by_busy_links(hosts, ranks[0]["n_samples"], width, n_steps)
     seconds = {
         name: slowest([rank["seconds"][name] for rank in ranks])
         for name in ranks[0]["seconds"]
@@ -33,6 +34,9 @@ def measure(row: Row, settings: Settings) -> None:
         f"{about['nbytes'] / 1e6:.1f} MB of gradients, which the link alone needs "
         f"{duration(about['link_s'])} for; {about['n_samples']} samples a rank, whose "
         f"backward took {duration(about['backward_s'])}",
+        "the step without communication took "
+        f"{slowdown:.2f} times as long while iperf3 kept the links busy both ways, "
+        "which is what the kernel needs for the cables",
     ]
     if not about["has_overlap"]:
         row.skipped = "create_multi_node_optimizer has no option overlap yet"
@@ -42,3 +46,23 @@ def measure(row: Row, settings: Settings) -> None:
         seconds["alone"]
     )
     row.spread = spread_of_ratios(seconds["overlap"], seconds["alone"])
+
+
+def _slowdown_by_busy_links(
+    hosts: VirtualHosts, n_samples: int, width: int, n_steps: int
+) -> float:
+    """Return what steps that send nothing take while others send, over what they take.
+
+    Before and after, as the machine's speed drifts.
+    """
+    args = ["--samples", n_samples, "--width", width, "--steps", n_steps]
+
+    def step_seconds() -> float:
+        ranks = run_program("overlap.py", args, n_ranks=1, hosts=hosts)
+        seconds = slowest([rank["seconds"]["alone"] for rank in ranks])
+        return statistics.median(seconds)
+
+    before = step_seconds()
+    with busy_links(hosts):
+        meanwhile = step_seconds()
+    return 2 * meanwhile / (before + step_seconds())

@@ -28,6 +28,9 @@ SMALLEST_LIMIT, LARGEST_LIMIT = 1 << 20, 1 << 24
 PART_OF_ALL = 24
 #: Part of the largest group that the first and the last one have.
 PART_AT_ENDS = 4
+#: Arrays of up to this part of their group's limit never begin a group: that costs more
+#: than it costs a full group to take them along. A bias follows its weights so.
+PART_OF_GROUP = 32
 
 
 def default_overlap_bytes(total: int) -> int:
@@ -42,8 +45,9 @@ def cut_into_groups(nbytes: Sequence[int], overlap_bytes: int) -> list[list[int]
 
     Args:
         nbytes: of each array.
-        overlap_bytes: no group is larger, unless it is a single array; the first and
-            the last one have at most a quarter of it, their neighbours a half.
+        overlap_bytes: no group is larger, but for a single array and small ones that
+            are taken along; the first and the last one have at most a quarter of it,
+            their neighbours a half.
 
     Returns:
         list[list[int]]: indices, ascending throughout; no group is empty.
@@ -66,7 +70,8 @@ def _growing_groups(
     groups: list[list[int]] = []
     limit, total = overlap_bytes / PART_AT_ENDS, 0
     for index in indices:
-        if groups and total + nbytes[index] <= limit:
+        is_small = nbytes[index] <= limit / PART_OF_GROUP
+        if groups and (is_small or total + nbytes[index] <= limit):
             groups[-1].append(index)
             total += nbytes[index]
             continue
