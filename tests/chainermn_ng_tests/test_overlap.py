@@ -351,7 +351,9 @@ def test_the_order_is_that_of_the_lowest_rank_with_a_graph(comm):
         ),
         # In the middle what is left of both halves.
         ([2] * 12, 8, [[0], [1, 2], [3, 4, 5], [6, 7, 8], [9, 10], [11]]),
-        ([0, 100, 0, 100], 16, [[0], [1], [2], [3]]),
+        ([0, 100, 0, 100], 16, [[0], [1, 2], [3]]),
+        # A bias goes with the weights beside it.
+        ([100, 1, 100, 1, 100, 1, 100, 1], 128, [[0, 1], [2, 3], [4], [5, 6], [7]]),
         ([3, 3, 3], 1, [[0], [1], [2]]),
     ],
 )
