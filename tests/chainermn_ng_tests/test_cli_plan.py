@@ -327,12 +327,12 @@ def test_it_starts_no_mpi():
 TWO_HOSTS = pathlib.Path(__file__).parents[1] / "data" / "bench_two_hosts.json"
 
 
-@pytest.mark.skipif(not TWO_HOSTS.exists(), reason=f"no {TWO_HOSTS.name} was measured")
 def test_the_model_foretells_a_training_on_two_hosts(tmp_path):
     """Constants from single arrays, then the efficiency with a network's gradients.
 
-    The file is of two real hosts with two ranks each and links of 1 Gbit/s, with rows
-    of single arrays of several sizes and of a network, by several communicators.
+    The file is of two virtual hosts on one machine (two cores), with two ranks each and
+    links of 1 Gbit/s: rows of single arrays of several sizes and of a network, by
+    several communicators.
     """
     results = read_results(TWO_HOSTS)
     rows = [row for row in results.rows if row.operation == "allreduce_arrays"]
