@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from communicators._version import __version__
 from communicators.base import CommunicatorBase
+from communicators.candidate import Candidate
 from communicators.devices.buffer import DeviceBuffer
 from communicators.devices.device import FlatBuffer
 from communicators.errors import CommunicatorError
@@ -17,7 +18,6 @@ from communicators.registry import create_communicator
 from communicators.transports import load
 from communicators.transports.progress import Handle
 from communicators.tuning import (
-    Candidate,
     ChoiceCache,
     check_allowed,
     first_candidates,

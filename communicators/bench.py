@@ -20,9 +20,10 @@ from typing import Any
 import numpy as np
 
 from communicators.base import CommunicatorBase
-from communicators.bench_candidates import NOT_COMPARED, Candidate
+from communicators.bench_candidates import NOT_COMPARED
 from communicators.bench_operations import BareMpi, Work, WrongResultError
 from communicators.bench_results import BUS_FACTORS, REFERENCE, Results, Row
+from communicators.candidate import Candidate
 from communicators.dtypes import parse_wire_dtype
 from communicators.errors import TopologyError, UnavailableError
 from communicators.gradient_sets import shapes_of
@@ -192,7 +193,7 @@ class Bench:
         kind = self._device.kind
         if candidate.name == REFERENCE:
             return None, None if kind == "cpu" else "host memory only"
-        options = {**candidate.options}
+        options = dict(candidate.options)
         if self._settings.wire_dtype is not None:
             options["allreduce_grad_dtype"] = self._settings.wire_dtype
         try:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Any
 
 from communicators.bench_results import REFERENCE
 from communicators.byte_sizes import parse_bytes
+from communicators.candidate import Candidate
 from communicators.errors import UnavailableError
 from communicators.registry import available_communicators, options_of
 
@@ -17,27 +17,14 @@ from communicators.registry import available_communicators, options_of
 NOT_COMPARED = ("dummy",)
 
 
-@dataclass(frozen=True)
-class Candidate:
-    """A communicator to be made.
+def parse_candidate(text: str) -> Candidate:
+    """Read ``"multi_ring"`` or ``"multi_ring:dims=2x2,n_chunks=8"``.
 
-    Attributes:
-        name: a name of the registry, or ``"mpi"`` for the bare MPI library.
-        options: for ``create_communicator``.
+    Raises:
+        ValueError: malformed.
     """
-
-    name: str
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-    @classmethod
-    def parse(cls, text: str) -> Candidate:
-        """Read ``"multi_ring"`` or ``"multi_ring:dims=2x2,n_chunks=8"``.
-
-        Raises:
-            ValueError: malformed.
-        """
-        name, colon, rest = text.partition(":")
-        return cls(name, parse_options(rest.split(",") if colon else []))
+    name, colon, rest = text.partition(":")
+    return Candidate.of(name, **parse_options(rest.split(",") if colon else []))
 
 
 def parse_options(texts: Sequence[str]) -> dict[str, Any]:
@@ -82,7 +69,7 @@ def choose_candidates(
     """Return what to compare, the bare MPI library first.
 
     Args:
-        chosen: as :meth:`Candidate.parse` reads them; without any, all that this
+        chosen: as :func:`parse_candidate` reads them; without any, all that this
             machine has, but ``dummy``.
         options: ``"key=value"`` for each of the communicators that has the option.
 
@@ -93,14 +80,14 @@ def choose_candidates(
     """
     shared = parse_options(options)
     if chosen:
-        candidates = [Candidate.parse(text) for text in chosen]
+        candidates = [parse_candidate(text) for text in chosen]
     else:
         names = available_communicators()
         candidates = [Candidate(name) for name in names if name not in NOT_COMPARED]
     candidates = [c for c in candidates if c.name != REFERENCE]
     known = {c.name: _options(c.name) for c in candidates}
     for candidate in candidates:
-        for key in candidate.options:
+        for key, _ in candidate.options:
             if key not in known[candidate.name]:
                 raise ValueError(
                     f"communicator {candidate.name!r} has no option {key!r}; its "
@@ -112,9 +99,9 @@ def choose_candidates(
                 f"none of the communicators {', '.join(known)} has an option {key!r}"
             )
     merged = [
-        Candidate(
+        Candidate.of(
             c.name,
-            {**{k: shared[k] for k in shared if k in known[c.name]}, **c.options},
+            **{k: shared[k] for k in shared if k in known[c.name]} | dict(c.options),
         )
         for c in candidates
     ]

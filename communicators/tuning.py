@@ -1,7 +1,7 @@
 """What ``auto`` may choose from, and what it has learnt before.
 
-A candidate is a communicator's name with its options. The fastest is kept in a file by
-what it depends on, so that the next run of the same program begins with it.
+The fastest candidate is kept in a file by what it depends on, so that the next run of
+the same program begins with it.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import os
 import pathlib
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from communicators.buckets import DEFAULT_BUCKET_BYTES
+from communicators.candidate import Candidate
 from communicators.topology import Topology, default_dims
 
 _logger = logging.getLogger("chainermn_ng")
@@ -23,52 +23,6 @@ _logger = logging.getLogger("chainermn_ng")
 #: Environment variable: the file that keeps the choices, or ``0`` for none.
 CACHE_VARIABLE = "CHAINERMN_NG_AUTO_CACHE"
 _MAX_KEPT = 200
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A communicator to try.
-
-    Attributes:
-        name: for ``create_communicator``.
-        options: its options, as sorted pairs.
-    """
-
-    name: str
-    options: tuple[tuple[str, Any], ...] = ()
-
-    @classmethod
-    def of(cls, name: str, **options: Any) -> Candidate:
-        """Make one from keyword arguments."""
-        return cls(name, tuple(sorted(options.items())))
-
-    def __str__(self) -> str:
-        parts = [f"{name}={value!r}" for name, value in self.options]
-        return f"{self.name}({', '.join(parts)})" if parts else self.name
-
-    def varied(self, **options: Any) -> Candidate:
-        """Return it with other options."""
-        return Candidate.of(self.name, **{**dict(self.options), **options})
-
-    def as_json(self) -> dict[str, Any]:
-        """Return what :meth:`from_json` reads."""
-        return {"name": self.name, "options": dict(self.options)}
-
-    @classmethod
-    def from_json(cls, value: Any) -> Candidate:
-        """Read what :meth:`as_json` has made.
-
-        Raises:
-            ValueError: it is something else.
-        """
-        try:
-            options = {
-                str(key): tuple(item) if isinstance(item, list) else item
-                for key, item in value["options"].items()
-            }
-            return cls.of(str(value["name"]), **options)
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"no candidate: {value!r}") from error
 
 
 def rule_of_thumb(topology: Topology) -> tuple[Candidate, str]:
@@ -122,7 +76,7 @@ def refinements(best: Candidate, nbytes: int, bucket_bytes: int) -> list[Candida
     if bucket_bytes == DEFAULT_BUCKET_BYTES:
         found = [
             best.varied(bucket_bytes=size)
-            for size in (bucket_bytes // 4, bucket_bytes * 4)
+            for size in (bucket_bytes // 8, bucket_bytes // 4, bucket_bytes * 4)
             if min(size, bucket_bytes) < nbytes
         ]
     if best.name == "multi_ring":

@@ -16,9 +16,10 @@ from communicators import (
     registry,
 )
 from communicators.bench import Bench, BenchDevice, Load, Settings
-from communicators.bench_candidates import Candidate, choose_candidates
+from communicators.bench_candidates import choose_candidates
 from communicators.bench_operations import Work, WrongResultError
 from communicators.bench_results import BUS_FACTORS
+from communicators.candidate import Candidate
 from communicators.flat import FlatCommunicator
 from communicators.measuring import Timing, measure_allreduce_arrays, time_calls
 from communicators.transports.progress import Finished
@@ -126,7 +127,7 @@ def test_candidates_are_read():
     assert choose_candidates(["flat", "multi_ring:dims=2x2,n_chunks=8", "flat"]) == [
         Candidate("mpi"),
         Candidate("flat"),
-        Candidate("multi_ring", {"dims": (2, 2), "n_chunks": 8}),
+        Candidate.of("multi_ring", dims=(2, 2), n_chunks=8),
     ]
 
 
@@ -142,7 +143,7 @@ def test_an_option_for_all_goes_to_those_that_have_it():
     options = ["n_chunks=8", "bucket_bytes=1MiB", "topology=a,b", "timeout_s=None"]
     of_all = {"bucket_bytes": 2**20, "topology": "a,b", "timeout_s": None}
     _, *found = choose_candidates(chosen, options)
-    assert [candidate.options for candidate in found] == [
+    assert [dict(candidate.options) for candidate in found] == [
         of_all,
         {"n_chunks": 8, **of_all},
         {"n_chunks": 2, **of_all},
