@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from communicators import UnavailableError
-from communicators.bench_candidates import Candidate, choose_candidates
+from communicators.bench_candidates import choose_candidates, parse_candidate
 from communicators.bench_results import REFERENCE
 
 from benchmarks.machine import REPOSITORY, describe
@@ -93,7 +93,7 @@ def check_communicators(texts: Sequence[str]) -> None:
         UnavailableError: it cannot be imported here.
     """
     for text in texts:
-        if Candidate.parse(text).name == REFERENCE:
+        if parse_candidate(text).name == REFERENCE:
             raise ValueError(f"--communicator {text}: MPI's own always takes part")
     if texts:
         choose_candidates(texts)
