@@ -4,9 +4,9 @@
 ``python tests/run_suite.py ranks-3``. Run it by the Python of the environment that
 has the test extra (``make test`` does). Some parts need further environments and
 make them by ``make``: one with Open MPI, one with a newer Python where the machine
-has one, one with the NCCL bindings and no NCCL. Parts that mostly wait or start
-programs run three at a time, those of several busy ranks one after the other; the output
-of each stays together. The end of the output says what ran, how long it took, and what
+has one, one with the NCCL bindings and no NCCL. Parts that mostly wait or
+start programs run three at a time, those of several busy ranks one after the other; the
+output of each stays together. The end of the output says what ran, how long it took, and what
 was skipped and why; the exit status is non-zero when any part failed.
 """
 
