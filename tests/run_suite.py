@@ -6,8 +6,8 @@ has the test extra (``make test`` does). Some parts need further environments an
 make them by ``make``: one with Open MPI, one with a newer Python where the machine
 has one, one with the NCCL bindings and no NCCL. Parts that mostly wait or
 start programs run three at a time, those of several busy ranks one after the other; the
-output of each stays together. The end of the output says what ran, how long it took, and what
-was skipped and why; the exit status is non-zero when any part failed.
+output of each stays together. The end of the output says what ran, how long it took,
+and what was skipped and why; the exit status is non-zero when any part failed.
 """
 
 from __future__ import annotations
