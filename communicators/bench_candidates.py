@@ -74,8 +74,8 @@ def choose_candidates(
         options: ``"key=value"`` for each of the communicators that has the option.
 
     Raises:
-        ValueError: an unknown communicator, a malformed option, or one that none of
-            the communicators has.
+        ValueError: an unknown communicator, or ``dummy``; a malformed option, or one
+            that none of the communicators has.
         UnavailableError: a communicator cannot be imported.
     """
     shared = parse_options(options)
@@ -84,6 +84,12 @@ def choose_candidates(
     else:
         names = available_communicators()
         candidates = [Candidate(name) for name in names if name not in NOT_COMPARED]
+    for candidate in candidates:
+        if candidate.name in NOT_COMPARED:
+            raise ValueError(
+                f"communicator {candidate.name!r} sends nothing; its times would say "
+                "nothing of the others, and its results are wrong"
+            )
     candidates = [c for c in candidates if c.name != REFERENCE]
     known = {c.name: _options(c.name) for c in candidates}
     for candidate in candidates:

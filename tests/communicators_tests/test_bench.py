@@ -154,6 +154,7 @@ def test_an_option_for_all_goes_to_those_that_have_it():
     ("chosen", "options", "what"),
     [
         (["flatt"], [], "unknown communicator 'flatt'.*Did you mean 'flat'"),
+        (["flat", "dummy"], [], "'dummy' sends nothing"),
         (["flat:n_chunks=2"], [], "'flat' has no option 'n_chunks'; its options: top"),
         (["flat"], ["n_chunks=2"], "none of the communicators flat has an option"),
         (["flat"], ["mpi_comm=2"], "none of the communicators flat has an option"),
