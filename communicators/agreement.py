@@ -102,7 +102,8 @@ class Agreement:
         self._messenger.raise_if_failed()
         if self._messenger.is_broken:
             raise CommunicatorError(
-                f"{label}: this communicator is unusable after an earlier time-out"
+                f"{label}: this communicator is unusable after an earlier time-out, or "
+                "an error in the middle of a reduction"
             )
         name = label
         if self.is_debugging and label != FINALIZE:

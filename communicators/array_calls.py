@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,6 @@ class ArraysCall:
     Attributes:
         digest (bytes): of ``key``.
         details: names and specs as text, made only when an error needs them.
-        plans (dict): what was planned for it, by what it depends on beside the call.
     """
 
     def __init__(
@@ -45,7 +44,20 @@ class ArraysCall:
         self.groups = groups
         self.details = _LazyDetails(key)
         self.digest = digest_of(list(self.details))
-        self.plans: dict[Any, Any] = {}
+        self._plans: dict[Any, Any] = {}
+
+    def plan(self, settings: Any, make: Callable[[], Any]) -> Any:
+        """Return what was planned for it.
+
+        Args:
+            settings: all that it depends on beside the call.
+            make: plans.
+        """
+        plan = self._plans.get(settings)
+        if plan is None:
+            # Which arrays some rank has may be another selection at every step.
+            plan = _keep(self._plans, settings, make())
+        return plan
 
     def shown(self) -> str:
         """Return what errors tell of it."""
@@ -103,16 +115,22 @@ class CallCache:
         present = tuple([not isinstance(array, ArraySpec) for array in arrays])
         call = self._by_key.get((settings, key, present))
         if call is None:
-            if len(self._by_key) >= _MAX_CACHED:
-                self._by_key.clear()
-                self._by_specs.clear()
             call = ArraysCall(title, key, present, groups)
-            self._by_key[settings, key, present] = call
+            _keep(self._by_key, (settings, key, present), call)
         if all(type(array) is np.ndarray for array in arrays):
             # Only views share memory.
             all_own = all(array.flags.owndata for array in arrays)
-            self._by_specs[_specs(arrays, settings, names)] = call, all_own
+            specs = _specs(arrays, settings, names)
+            _keep(self._by_specs, specs, (call, all_own))
         return call
+
+
+def _keep(cache: dict[Any, Any], key: Any, value: Any) -> Any:
+    """Put a value into a cache that is emptied when it is full; return the value."""
+    if len(cache) >= _MAX_CACHED:
+        cache.clear()
+    cache[key] = value
+    return value
 
 
 class _LazyDetails(Sequence[tuple[str, str]]):
@@ -173,8 +191,11 @@ def _as_one_array(name: str, array: Any, label: str) -> Any:
             f"{label}: {name} is a scalar of NumPy, which cannot be written in "
             "place; give an array of shape ()"
         )
-    if isinstance(array, ArraySpec | np.ndarray):
+    if isinstance(array, ArraySpec):
         return array
+    if isinstance(array, np.ndarray):
+        # Of a subclass, which may have other ideas of shapes. Its memory is written.
+        return array.view(np.ndarray)
     return as_array(array, f"{label}: {name}")
 
 

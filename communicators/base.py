@@ -187,7 +187,10 @@ class CommunicatorBase:
             error=error,
         )
         self._progress = load("progress").Progress(
-            timeout_s, self._messenger.raise_if_asked, self._messenger.raise_stopped
+            timeout_s,
+            self._messenger.raise_if_asked,
+            self._messenger.raise_stopped,
+            self._messenger.give_up,
         )
         self._arrays = ArrayCollectives(self, self._messenger, self._agreement)
         self._objects = ObjectCollectives(self._messenger, self._agreement)
@@ -525,6 +528,15 @@ class CommunicatorBase:
     def start_steps(self, steps: Steps) -> Handle:
         """Begin an operation of transports, to be advanced with all others."""
         return self._progress.start(steps, f"{self.name}: reduction in flight")
+
+    def give_up_in_flight(self) -> None:
+        """Note an error in the middle of a reduction: the ranks are out of step.
+
+        The communicator is unusable afterwards.
+        """
+        self._progress.give_up()
+        for inner in self._held:
+            inner.give_up_in_flight()
 
     @collective
     def agree(

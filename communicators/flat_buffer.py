@@ -76,11 +76,16 @@ def _pack_at_once(
     Of the buffer's dtype and whole, so the bits are those of one after the other.
     """
     target = buffer[run[0][1] : run[-1][2]]
+    parts = []
+    for index, start, stop, _ in run:
+        array = arrays[index]
+        if array is None or array.size != stop - start:
+            return False  # one is missing, or a piece of a larger array
+        parts.append(array.reshape(-1))
     try:
-        parts = [arrays[index].reshape(-1) for index, _, _, _ in run]  # type: ignore[union-attr]
         np.concatenate(parts, out=target, casting="no")
-    except (AttributeError, TypeError, ValueError):
-        return False  # one is missing, of another dtype, or a piece of a larger array
+    except TypeError:
+        return False  # one has another dtype
     if scale is not None:
         multiply(target, target, scale)
     return True

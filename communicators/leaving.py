@@ -117,8 +117,8 @@ def leave() -> None:
         # MPI cannot be finalised while a collective that some rank never joined is
         # pending: without this the job would hang here.
         sys.stderr.write(
-            "chainermn_ng: a rank gave up waiting for others earlier, so MPI cannot "
-            "be finalised; ending the job\n"
+            "chainermn_ng: an operation was given up earlier, while others waited, so "
+            "MPI cannot be finalised; ending the job\n"
         )
         sys.stderr.flush()
         abort(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,6 @@ from communicators.buckets import ArraySpec, Bucket, plan_buckets
 from communicators.devices.buffer import DeviceBuffer
 from communicators.devices.device import Device
 from communicators.dtypes import check_fixed_size, check_op, wire_dtype
-from communicators.errors import CommunicatorError
 from communicators.overlapping import overlapping
 from communicators.transports import load
 
@@ -53,44 +53,67 @@ class ManyArrays:
         label: str,
         groups: Sequence[int] | None = None,
     ) -> list[Any]:
-        given = arrays
-        error: Exception | None = None
-        groups = () if groups is None else tuple(groups)
         device = self._comm.devices.host
-        settings = (label, op, groups, self._comm.allreduce_grad_dtype)
-        call, all_own = self._calls.known(arrays, settings, names)
-        if call is None:
-            title = f"{label}, {op}, on the wire {self._comm.allreduce_grad_dtype}"
+        all_own = False
+        error: Exception | None = None
+        title = f"{label}, {op}, on the wire {self._comm.allreduce_grad_dtype}"
+        # Whatever is wrong here: alone, this rank would leave the others waiting.
+        try:
+            arrays = given = list(arrays)
+            names = None if names is None else [str(name) for name in names]
+            groups = _as_numbers(groups, label)
             if groups:
                 title += f", in groups of {_shortened(groups)}"
-            try:
+            settings = (label, op, groups, self._comm.allreduce_grad_dtype)
+            call, all_own = self._calls.known(arrays, settings, names)
+            if call is None:
                 arrays, device = self._checked(arrays, op, names, label, groups)
                 call = self._calls.add(title, settings, names, arrays, groups)
-            except (TypeError, ValueError, CommunicatorError) as failure:
-                error = failure
-                call = ArraysCall(title, (), ())
-        present = call.present
+        except Exception as failure:
+            error = failure
+            call = ArraysCall(title, (), ())
         begun_ns = time.perf_counter_ns()
         union = self._agreement.check(
             call.title,
-            () if error else call.details,
+            call.details,
             digest=call.digest,
             error=error,
-            presence=present,
+            presence=call.present,
             shown=call.shown,
         )
         assert union is not None
         self._record("agreement", begun_ns, "communication")
         self._comm.nccl.open(device)
+        try:
+            results = self._reduce(device, call, union, arrays, op, all_own)
+        except BaseException:
+            if not device.uses_nccl:
+                self._comm.give_up_in_flight()
+            raise
+        return [
+            array if here else result
+            for array, here, result in zip(given, call.present, results, strict=True)
+        ]
+
+    def _reduce(
+        self,
+        device: Device,
+        call: ArraysCall,
+        union: Sequence[bool],
+        arrays: Sequence[Any],
+        op: str,
+        all_own: bool,
+    ) -> Sequence[Any]:
+        """Reduce what the ranks have agreed on; return the arrays, also new ones."""
         scale = 1.0 / self._comm.size if op == "mean" else None
         op = "sum" if op == "mean" else op
         with self._comm.nccl.working_on(device):
             sources: list[Any] = list(arrays)
             results: list[Any] = sources
-            if not all(present):
+            if not all(call.present):
                 sources = [
                     array if here else None
-                    for array, here in zip(arrays, present, strict=True)
+                    for array, here in zip(arrays, call.present, strict=True)
                 ]
                 results = [
                     device.xp.empty(array.shape, array.dtype)
@@ -120,12 +143,7 @@ class ManyArrays:
                 )
         for i in shared:
             np.copyto(arrays[i], results[i])
-        if sources is results:
-            return list(given)
-        return [
-            array if here else result
-            for array, here, result in zip(given, present, results, strict=True)
-        ]
+        return results
 
     def _checked(
         self,
@@ -167,6 +185,8 @@ class ManyArrays:
         title = f"{label}, root={root}"
         try:
             check_root(root, self._comm.size, label)
+            arrays = list(arrays)
+            names = None if names is None else [str(name) for name in names]
             given_names = default_names(arrays, names)
             check_names(given_names, arrays, label)
             arrays = as_arrays(given_names, arrays, label)
@@ -175,7 +195,7 @@ class ManyArrays:
                 check_fixed_size(array.dtype, label)
             device = self._comm.devices.for_arrays(arrays, label)
             call = self._calls.add(title, (title,), names, arrays)
-        except (TypeError, ValueError, CommunicatorError) as failure:
+        except Exception as failure:
             error = failure
             call = ArraysCall(title, (), ())
         self._agreement.check(
@@ -259,14 +279,13 @@ class ManyArrays:
             if sources[i] is None:
                 results[i].fill(0)
             arrays.append(np.ascontiguousarray(results[i]))
-        cache_key = (tuple(kept), wire)
-        plan = call.plans.get(cache_key)
-        if plan is None:
-            plan = load("host_arrays").ArraysPlan(
+        plan = call.plan(
+            (tuple(kept), wire),
+            lambda: load("host_arrays").ArraysPlan(
                 [(a.size, a.dtype, wire_dtype(a.dtype, wire)) for a in arrays],
                 transport.size,
-            )
-            call.plans[cache_key] = plan
+            ),
+        )
         steps = transport.reduce_arrays(plan, arrays, op, scale, self._comm.next_tag())
         self._comm.start_steps(steps).wait()
         for i, array in zip(kept, arrays, strict=True):
@@ -292,20 +311,20 @@ class ManyArrays:
         scale: float | None,
     ) -> None:
         def plan_of(comm: CommunicatorBase) -> list[Bucket]:
-            cache_key = (tuple(union), comm.bucket_bytes, wire)
-            plan: list[Bucket] | None = call.plans.get(cache_key)
-            if plan is None:
+            def make() -> list[Bucket]:
                 sizes = [
                     (i, ArraySpec.of(array).n_elems, wire_dtype(array.dtype, wire))
                     for i, array in enumerate(arrays)
                     if union[i]
                 ]
-                plan = call.plans[cache_key] = plan_buckets(
-                    sizes,
-                    comm.bucket_bytes,
-                    cuts=not device.uses_nccl,
-                    groups=call.groups,
+                cuts = not device.uses_nccl
+                return plan_buckets(
+                    sizes, comm.bucket_bytes, cuts=cuts, groups=call.groups
                 )
+
+            plan: list[Bucket] = call.plan(
+                (tuple(union), comm.bucket_bytes, wire), make
+            )
             return plan
 
         def measure(comm: CommunicatorBase) -> float:
@@ -348,6 +367,15 @@ class ManyArrays:
             # Compared as integers, which NCCL has of 32 and 64 bits.
             return None
         return self._comm.allreduce_grad_dtype
+
+
+def _as_numbers(groups: Any, label: str) -> tuple[int, ...]:
+    try:
+        return () if groups is None else tuple(operator.index(n) for n in groups)
+    except TypeError:
+        raise TypeError(
+            f"{label}: groups {groups!r}: expected numbers of arrays, such as [3, 5]"
+        ) from None
 
 
 def _shortened(groups: Sequence[int]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import re
 from collections.abc import Hashable, Sequence
@@ -207,7 +208,12 @@ def parse_dims(value: str | Sequence[int], size: int) -> tuple[int, ...]:
             raise TopologyError(f"dims {value!r}: expected factors such as '4x2x2'")
         dims = [int(part) for part in parts]
     else:
-        dims = [int(p) for p in value]
+        try:
+            dims = [operator.index(p) for p in value]
+        except TypeError:
+            raise TopologyError(
+                f"dims {value!r}: expected factors such as (4, 2, 2)"
+            ) from None
     product = 1
     for p in dims:
         product *= p

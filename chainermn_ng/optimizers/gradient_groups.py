@@ -28,8 +28,8 @@ SMALLEST_LIMIT, LARGEST_LIMIT = 1 << 20, 1 << 24
 PART_OF_ALL = 24
 #: Part of the largest group that the first and the last one have.
 PART_AT_ENDS = 4
-#: Arrays of up to this part of their group's limit never begin a group: that costs more
-#: than it costs a full group to take them along. A bias follows its weights so.
+#: By this part of its limit a group may be larger, where a small array would else be
+#: alone: a bias, say, before or behind large weights.
 PART_OF_GROUP = 32
 
 
@@ -45,9 +45,9 @@ def cut_into_groups(nbytes: Sequence[int], overlap_bytes: int) -> list[list[int]
 
     Args:
         nbytes: of each array.
-        overlap_bytes: no group is larger, but for a single array and small ones that
-            are taken along; the first and the last one have at most a quarter of it,
-            their neighbours a half.
+        overlap_bytes: no group is larger, but for a single array, and for small ones
+            beside it of at most a part of 32 in all; the first and the last one have at
+            most a quarter of it, their neighbours a half.
 
     Returns:
         list[list[int]]: indices, ascending throughout; no group is empty.
@@ -68,17 +68,19 @@ def _growing_groups(
 ) -> list[list[int]]:
     """Cut some of the arrays into groups of which each may have twice as much."""
     groups: list[list[int]] = []
-    limit, total = overlap_bytes / PART_AT_ENDS, 0
+    limit, total, beyond = overlap_bytes / PART_AT_ENDS, 0, 0
     for index in indices:
-        is_small = nbytes[index] <= limit / PART_OF_GROUP
-        if groups and (is_small or total + nbytes[index] <= limit):
+        n = nbytes[index]
+        # What is small beside the other: the array, or all that is in the group.
+        more = 0 if total + n <= limit else min(total, n)
+        if groups and beyond + more <= limit / PART_OF_GROUP:
             groups[-1].append(index)
-            total += nbytes[index]
+            total, beyond = total + n, beyond + more
             continue
         if groups:
             limit = min(2 * limit, overlap_bytes)
         groups.append([index])
-        total = nbytes[index]
+        total, beyond = n, 0
     return groups
 
 

@@ -194,8 +194,9 @@ class Messenger:
 
     def give_up(self) -> None:
         """Note that a wait was given up: messages are pending that nobody awaits."""
-        self.is_broken = True
-        _given_up.append(self)
+        if not self.is_broken:
+            self.is_broken = True
+            _given_up.append(self)
 
     def raise_if_asked(self, describe: Callable[[], str]) -> None:
         """Raise if another rank has given up waiting; tell it that this one lives.

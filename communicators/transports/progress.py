@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, NoReturn, Protocol
 
+from communicators.errors import CommunicatorError
 from communicators.transports.waiting import LISTEN_EVERY_S, Backoff
 
 #: An operation in steps: yields requests to be completed before it is resumed.
@@ -83,6 +84,8 @@ class Progress:
             raise what other ranks have to say.
         on_timeout: raises the error for an operation, given its label and the time
             waited in seconds.
+        on_give_up: told that operations were given up in the middle: the ranks are not
+            in step any more.
     """
 
     def __init__(
@@ -90,15 +93,19 @@ class Progress:
         timeout_s: float | None,
         listen: Callable[[Callable[[], str]], None],
         on_timeout: Callable[[str, float], NoReturn],
+        on_give_up: Callable[[], None],
     ) -> None:
         # Here, so that the handles of this module are there without mpi4py.
         from mpi4py import MPI
 
         self.request_type = MPI.Request
+        self._mpi_error = MPI.Exception
         self.timeout_s = timeout_s
         self._listen = listen
         self._on_timeout = on_timeout
+        self._on_give_up = on_give_up
         self._in_flight: list[_Operation] = []
+        self._given_up: list[_Operation] = []
 
     def start(self, steps: Steps, label: str) -> Handle:
         """Begin an operation and return its handle; its first messages are posted.
@@ -107,8 +114,12 @@ class Progress:
         """
         operation = _Operation(self, steps, label)
         self._in_flight.append(operation)
-        operation.advance()
-        self._poll()
+        try:
+            operation.advance()
+            self._poll()
+        except BaseException:
+            self.give_up()
+            raise
         return operation
 
     def drive_until(self, target: _Operation) -> None:
@@ -120,7 +131,7 @@ class Progress:
         try:
             self._drive_until(target)
         except BaseException:
-            self._give_up()
+            self.give_up()
             raise
 
     def _drive_until(self, target: _Operation) -> None:
@@ -138,11 +149,14 @@ class Progress:
             if self.timeout_s is not None and waited_s > self.timeout_s:
                 self._on_timeout(target.label, waited_s)
 
-    def _give_up(self) -> None:
+    def give_up(self) -> None:
         """Let what is in flight know that it does not go on."""
+        given_up, self._in_flight = self._in_flight, []
         # Kept: MPI may still read and write what their requests are about.
-        for operation in self._in_flight:
+        self._given_up += given_up
+        for operation in given_up:
             operation.close()
+        self._on_give_up()
 
     def _poll(self) -> bool:
         """Advance everything that can go on; tell whether anything moved."""
@@ -153,7 +167,13 @@ class Progress:
             requests = [r for operation in in_flight for r in operation.requests]
         if requests:
             # Each call of MPI looks at all sockets, however few requests it is for.
-            found = self.request_type.Testsome(requests)
+            try:
+                found = self.request_type.Testsome(requests)
+            except self._mpi_error as error:
+                raise CommunicatorError(
+                    f"MPI cannot go on with {in_flight[0].label}, perhaps because "
+                    f"another rank has ended: {error}"
+                ) from error
             if not found and not any(operation.others for operation in in_flight):
                 return False
         moved = [operation.advance() for operation in in_flight]

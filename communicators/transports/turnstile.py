@@ -61,10 +61,10 @@ class Place:
         self._is_over = False
 
     def Test(self) -> bool:
-        """Go on to the link if it is this one's turn; tell whether it is there."""
-        if not self._is_inside:
+        """Go on to the link if it is this one's turn; tell whether it waits no more."""
+        if not self._is_inside and not self._is_over:
             self._is_inside = self._turnstile.lets_in(self)
-        return self._is_inside
+        return self._is_inside or self._is_over
 
     def __enter__(self) -> Place:
         return self

@@ -31,7 +31,11 @@ from chainermn_ng.optimizers import (
     create_multi_node_optimizer,
     overlap_plan,
 )
-from chainermn_ng.optimizers.gradient_groups import cut_into_groups, own_gradient
+from chainermn_ng.optimizers.gradient_groups import (
+    cut_into_groups,
+    default_overlap_bytes,
+    own_gradient,
+)
 from chainermn_ng.optimizers.overlap_plan import Told, common_order
 from communicators import CommunicatorError, MismatchError, UnavailableError
 
@@ -351,9 +355,9 @@ def test_the_order_is_that_of_the_lowest_rank_with_a_graph(comm):
         ),
         # In the middle what is left of both halves.
         ([2] * 12, 8, [[0], [1, 2], [3, 4, 5], [6, 7, 8], [9, 10], [11]]),
-        ([0, 100, 0, 100], 16, [[0], [1, 2], [3]]),
+        ([0, 100, 0, 100], 16, [[0, 1, 2], [3]]),
         # A bias goes with the weights beside it.
-        ([100, 1, 100, 1, 100, 1, 100, 1], 128, [[0, 1], [2, 3], [4], [5, 6], [7]]),
+        ([100, 1, 100, 1, 100, 1, 100, 1], 128, [[0, 1], [2, 3], [4, 5], [6, 7]]),
         ([3, 3, 3], 1, [[0], [1], [2]]),
     ],
 )
@@ -361,6 +365,24 @@ def test_groups_grow_from_both_ends(nbytes, overlap_bytes, groups):
     found = cut_into_groups(nbytes, overlap_bytes)
     assert [i for group in found for i in group] == [*range(len(nbytes))]
     assert found == groups
+
+
+@pytest.mark.parametrize(
+    "nbytes",
+    [
+        [4 * 256 * 256, 4 * 256] * 500,
+        [8192] * 2000,
+        [4 << 20] * 8 + [8192] * 3000,
+        [3, 0, 1 << 20] * 50,
+    ],
+)
+def test_groups_are_hardly_larger_than_their_limit(nbytes):
+    limit = default_overlap_bytes(sum(nbytes))
+    groups = cut_into_groups(nbytes, limit)
+    assert [i for group in groups for i in group] == [*range(len(nbytes))]
+    for group in groups:
+        assert sum(nbytes[i] for i in group) <= max(limit, max(nbytes)) * 33 / 32
+    assert sum(nbytes[i] for i in groups[-1]) <= max(limit / 4, max(nbytes)) * 33 / 32
 
 
 def test_a_gradient_is_copied_only_where_somebody_else_has_it():

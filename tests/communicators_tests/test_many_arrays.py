@@ -8,7 +8,12 @@ from communicators_tests.conftest import TOPOLOGIES, create_or_refuse
 from helpers.ranks import assert_all_ranks
 from mpi4py import MPI
 
-from communicators import ArraySpec, MismatchError, create_communicator
+from communicators import (
+    ArraySpec,
+    CommunicatorError,
+    MismatchError,
+    create_communicator,
+)
 from communicators.registry import available_communicators
 
 parallel = pytest.mark.parallel([1, 2, 3, 4])
@@ -284,3 +289,81 @@ def test_a_call_that_was_made_before_is_looked_at_again(flat, case):
     else:
         ok = not expected and all(np.allclose(array, 1.5) for array in changed)
         assert_all_ranks(flat, ok, f"{changed}")
+
+
+class _Odd:
+    @property
+    def shape(self) -> None:
+        raise RuntimeError("no shape today")
+
+
+@pytest.mark.parallel([2])
+@pytest.mark.parametrize("is_known", [False, True])
+@pytest.mark.parametrize(
+    ("bad", "error"),
+    [
+        ({"arrays": None}, "TypeError: 'NoneType' object is not iterable"),
+        ({"arrays": [_Odd()]}, "no shape today|expected a NumPy or CuPy array"),
+        ({"groups": 2}, "groups 2: expected numbers of arrays"),
+        ({"groups": [[1, 1]]}, "expected numbers of arrays"),
+        ({"op": ["mean"]}, "unknown op"),
+        ({"names": 3}, "'int' object is not iterable"),
+    ],
+)
+def test_what_cannot_even_be_looked_at_raises_on_all(flat, bad, error, is_known):
+    arrays = [np.ones(3), np.ones(4)]
+    if is_known:
+        flat.allreduce_arrays(arrays)
+    call = {"arrays": arrays, **(bad if flat.rank == 1 else {})}
+    with pytest.raises((TypeError, ValueError, CommunicatorError), match=error):
+        flat.allreduce_arrays(**call)
+    flat.barrier()
+
+
+@pytest.mark.parallel([2])
+def test_any_iterable_of_arrays_will_do(flat):
+    for _ in range(2):
+        memory = np.full(8, flat.rank + 1.0)
+        views = {"a": memory[:5], "b": memory[3:]}
+        out = flat.allreduce_arrays(views.values(), names=views.keys())
+        ok = (memory == 1.5).all() and out[0] is views["a"]
+        arrays = [np.full(2, flat.rank + 1.0), np.full(3, flat.rank + 1.0)]
+        flat.allreduce_arrays((array for array in arrays), names=iter("ab"))
+        ok = ok and all((array == 1.5).all() for array in arrays)
+        assert_all_ranks(flat, ok, f"{memory} {arrays}")
+
+
+@pytest.mark.parallel([2])
+def test_names_are_told_apart_by_their_text(flat):
+    arrays = [np.ones(2), np.ones(3)]
+    names = [1, 2] if flat.rank else [1.0, 2.0]
+    with pytest.raises(MismatchError, match=r"1\.0: .*absent"):
+        flat.allreduce_arrays(arrays, names=names)
+    flat.allreduce_arrays(arrays, names=[1, 2])
+
+
+@pytest.mark.parallel([2])
+def test_what_is_kept_of_calls_is_bounded(flat):
+    for i in range(200):
+        own = i % 2 ** (1 + i % 7)
+        arrays = [
+            np.zeros(2) if own >> bit & 1 else np.zeros(4)[:2] for bit in range(7)
+        ]
+        flat.allreduce_arrays(arrays)
+        missing = ArraySpec((3,), np.dtype("f4"))
+        held = [np.ones(3, "f4") if i >> bit & 1 else missing for bit in range(8)]
+        flat.allreduce_arrays(held if flat.rank else [missing] * 8)
+    calls = flat._many._calls
+    kept = [calls._by_key, calls._by_specs, *(c._plans for c in calls._by_key.values())]
+    assert_all_ranks(flat, max(map(len, kept)) <= 64, f"{list(map(len, kept))}")
+
+
+@pytest.mark.parallel([2])
+@pytest.mark.parametrize("name", ["two_dimensional", "hierarchical", "multi_ring"])
+def test_a_matrix_is_cut_like_any_array(name):
+    with create_communicator(
+        name, topology="2x1", bucket_bytes=512, timeout_s=60
+    ) as comm:
+        matrix = np.full((3, 500), comm.rank + 1.0).view(np.matrix)
+        comm.allreduce_arrays([matrix])
+        assert_all_ranks(comm, bool((matrix == 1.5).all()), f"{matrix}")

@@ -237,3 +237,44 @@ elif rank == 2:
     )
     assert "ranks [0] of 3 did not come" in job.stdout, job.output
     assert job.seconds < 20, job.output
+
+
+@pytest.mark.parametrize(
+    ("name", "who"),
+    [("two_dimensional", (0, 1)), ("hierarchical", (1,)), ("auto", (1,))],
+)
+def test_after_an_error_in_the_middle_a_communicator_is_unusable(name, who):
+    job = run(
+        2,
+        f"""
+from communicators.devices import host
+comm = create_communicator(
+    "{name}", topology="2x1", timeout_s=2.0, bucket_bytes=4096
+)
+arrays = [np.full(3000, rank + 1.0) for _ in range(4)]
+comm.allreduce_arrays(arrays)
+pack = host.pack
+def pack_some(bucket, *args):
+    if bucket.indices[0] == 2:
+        raise MemoryError("no room")
+    pack(bucket, *args)
+if rank in {who}:
+    host.pack = pack_some
+try:
+    comm.allreduce_arrays(arrays)
+except MemoryError:
+    pass
+except CommunicatorError as error:
+    assert "stopped in the middle" in str(error), error
+host.pack = pack
+assert not comm.is_usable
+for _ in range(2):
+    report(lambda: comm.allreduce_arrays(arrays))
+comm.finalize()
+time.sleep(3 - rank)  # to be read before the job ends
+""",
+    )
+    text = "this communicator is unusable after an earlier time-out, or an error in"
+    assert job.stdout.count(text) == 4, job.output
+    assert "given up" in job.stderr, job.output
+    assert job.seconds < 20, job.output

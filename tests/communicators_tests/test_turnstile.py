@@ -27,6 +27,13 @@ def test_one_that_never_goes_on_does_not_hold_up_the_others():
     first, second = turnstile.line_up(), turnstile.line_up()
     with pytest.raises(KeyError), first:
         raise KeyError
+    assert first.Test()  # waits no more
     assert second.Test()
     second.leave()
     assert turnstile.line_up().Test()
+
+
+def test_one_that_has_left_is_not_waited_for():
+    place = Turnstile(1).line_up()
+    place.leave()
+    assert place.Test()
