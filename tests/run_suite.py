@@ -5,7 +5,7 @@
 has the test extra (``make test`` does). Some parts need further environments and
 make them by ``make``: one with Open MPI, one with a newer Python where the machine
 has one, one with the NCCL bindings and no NCCL. Parts that mostly wait or
-start programs run three at a time, those of several busy ranks one after the other; the
+start programs run two at a time, those of several busy ranks one after the other; the
 output of each stays together. The end of the output says what ran, how long it took,
 and what was skipped and why; the exit status is non-zero when any part failed.
 """
@@ -65,12 +65,12 @@ def run_alone(name: str) -> Outcome:
 
 
 def run_parts(names: Sequence[str]) -> list[Outcome]:
-    """Run parts: three at a time where they leave cores idle, then the others."""
+    """Run parts: two at a time where they leave cores idle, then the others."""
     alone = [name for name in names if PARTS[name].is_alone]
     beside = [name for name in names if not PARTS[name].is_alone]
     if len(beside) == 1:
         alone, beside = [*beside, *alone], []
-    with ThreadPoolExecutor(3) as pool:
+    with ThreadPoolExecutor(2) as pool:
         outcomes = list(pool.map(run_beside_others, beside))
     return outcomes + [run_alone(name) for name in alone]
 

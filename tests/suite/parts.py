@@ -235,7 +235,7 @@ class Part:
 
     Attributes:
         commands: makes the environment and returns what to run in it.
-        is_alone: whether it keeps all cores busy; others run three at a time.
+        is_alone: whether it keeps all cores busy; others run two at a time.
     """
 
     commands: Callable[[], list[Command]]
