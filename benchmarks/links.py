@@ -87,7 +87,6 @@ def busy_links(hosts: VirtualHosts) -> Iterator[None]:
         hosts: two.
     """
     first, second = hosts.namespaces[1:3]
-    command = ["iperf3", "--client", "", "--time", "0"]
     running = [
         _start([*host.enter(), "iperf3", "--server"]) for host in (first, second)
     ]
@@ -95,7 +94,7 @@ def busy_links(hosts: VirtualHosts) -> Iterator[None]:
         for sender, receiver in ((first, second), (second, first)):
             # Until the receiver listens.
             _stream(sender, receiver, 1)
-            command[2] = receiver.name
+            command = ["iperf3", "--client", receiver.name, "--time", "0"]
             running.append(_start([*sender.enter(), *command]))
         time.sleep(1)
         yield

@@ -190,7 +190,7 @@ class CommunicatorBase:
             timeout_s,
             self._messenger.raise_if_asked,
             self._messenger.raise_stopped,
-            self._messenger.give_up,
+            self._get_out_of_step,
         )
         self._arrays = ArrayCollectives(self, self._messenger, self._agreement)
         self._objects = ObjectCollectives(self._messenger, self._agreement)
@@ -537,6 +537,11 @@ class CommunicatorBase:
         self._progress.give_up()
         for inner in self._held:
             inner.give_up_in_flight()
+
+    def _get_out_of_step(self) -> None:
+        # One rank alone is always in step.
+        if self.size > 1:
+            self._messenger.give_up()
 
     @collective
     def agree(

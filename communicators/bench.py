@@ -121,7 +121,7 @@ class Settings:
     def describe(self) -> str:
         """Return all that has to be equal on all ranks, as a text."""
         timing = self.timing
-        names = [f"{c.name} {dict(c.options) or ''}".rstrip() for c in self.candidates]
+        names = map(str, self.candidates)
         return (
             f"{self.operation} of {', '.join(map(str, self.loads))} in {self.dtype} "
             f"(allreduce_grad_dtype {self.wire_dtype}) by {', '.join(names)}, "

@@ -64,6 +64,11 @@ class ArraySpec:
         return f"shape {self.shape} {self.dtype}{where}"
 
 
+#: One array in a bucket: its index, start and stop in the buffer, and which of its
+#: elements comes first.
+Entry = tuple[int, int, int, int]
+
+
 @dataclass
 class Bucket:
     """Arrays of one wire dtype that are packed into one flat buffer.
@@ -82,14 +87,17 @@ class Bucket:
     offsets: list[int] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
     n_elems: int = 0
-    _entries: list[tuple[int, int, int, int]] = field(default_factory=list, init=False)
-    _runs: list[list[tuple[int, int, int, int]]] = field(
-        default_factory=list, init=False
+    # Derived from the above when they are asked for.
+    _entries: list[Entry] = field(
+        default_factory=list, init=False, repr=False, compare=False
+    )
+    _runs: list[list[Entry]] = field(
+        default_factory=list, init=False, repr=False, compare=False
     )
 
     @property
-    def entries(self) -> list[tuple[int, int, int, int]]:
-        """For each array: index, start and stop in the buffer, first element of it."""
+    def entries(self) -> list[Entry]:
+        """What lies where, in packing order."""
         if len(self._entries) != len(self.indices):
             stops = [*self.offsets[1:], self.n_elems]
             self._entries = list(
@@ -99,14 +107,12 @@ class Bucket:
         return self._entries
 
     @property
-    def runs(self) -> list[list[tuple[int, int, int, int]]]:
+    def runs(self) -> list[list[Entry]]:
         """The entries, in groups to be packed at once: many small ones, or one."""
         return self._runs if self.entries else []
 
-    def _joined(
-        self, entries: Sequence[tuple[int, int, int, int]]
-    ) -> Iterator[list[tuple[int, int, int, int]]]:
-        run: list[tuple[int, int, int, int]] = []
+    def _joined(self, entries: Sequence[Entry]) -> Iterator[list[Entry]]:
+        run: list[Entry] = []
         for entry in entries:
             _, start, stop, _ = entry
             is_small = (stop - start) * self.dtype.itemsize <= JOINED_ARRAY_BYTES

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from communicators.buckets import Bucket
+from communicators.buckets import Bucket, Entry
 from communicators.dtypes import Array, accumulation_dtype, is_real_float
 
 
@@ -66,7 +66,7 @@ def pack(
 
 
 def _pack_at_once(
-    run: Sequence[tuple[int, int, int, int]],
+    run: Sequence[Entry],
     arrays: Sequence[Array | None],
     buffer: Array,
     scale: float | None,

@@ -56,22 +56,22 @@ class ManyArrays:
         device = self._comm.devices.host
         all_own = False
         error: Exception | None = None
-        title = f"{label}, {op}, on the wire {self._comm.allreduce_grad_dtype}"
+        wire = self._comm.allreduce_grad_dtype
+        lengths: tuple[int, ...] = ()
         # Whatever is wrong here: alone, this rank would leave the others waiting.
         try:
             arrays = given = list(arrays)
             names = None if names is None else [str(name) for name in names]
-            groups = _as_numbers(groups, label)
-            if groups:
-                title += f", in groups of {_shortened(groups)}"
-            settings = (label, op, groups, self._comm.allreduce_grad_dtype)
+            lengths = _as_numbers(groups, label)
+            settings = (label, op, lengths, wire)
             call, all_own = self._calls.known(arrays, settings, names)
             if call is None:
-                arrays, device = self._checked(arrays, op, names, label, groups)
-                call = self._calls.add(title, settings, names, arrays, groups)
+                arrays, device = self._checked(arrays, op, names, label, lengths)
+                title = _title(label, op, wire, lengths)
+                call = self._calls.add(title, settings, names, arrays, lengths)
         except Exception as failure:
             error = failure
-            call = ArraysCall(title, (), ())
+            call = ArraysCall(_title(label, op, wire, lengths), (), ())
         begun_ns = time.perf_counter_ns()
         union = self._agreement.check(
             call.title,
@@ -376,6 +376,11 @@ def _as_numbers(groups: Any, label: str) -> tuple[int, ...]:
         raise TypeError(
             f"{label}: groups {groups!r}: expected numbers of arrays, such as [3, 5]"
         ) from None
+
+
+def _title(label: str, op: str, wire: Any, groups: Sequence[int]) -> str:
+    title = f"{label}, {op}, on the wire {wire}"
+    return f"{title}, in groups of {_shortened(groups)}" if groups else title
 
 
 def _shortened(groups: Sequence[int]) -> str:

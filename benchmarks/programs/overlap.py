@@ -108,11 +108,13 @@ def take_turns(
 def main(args: Sequence[str] | None = None) -> None:
     """Tune the batch to the link, then take turns."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rate", type=float, default=0.0, help="bytes a second")
+    parser.add_argument("--rate", type=float, help="bytes a second of the link")
     parser.add_argument("--samples", type=int, help="only steps without communication")
     parser.add_argument("--width", type=int, default=1024)
     parser.add_argument("--steps", type=int, default=10, help="of each kind")
     options = parser.parse_args(args)
+    if (options.rate is None) == (options.samples is None):
+        parser.error("give one of --rate and --samples")
 
     if options.samples is not None:
         alone = {"alone": make_step(options.width, lambda o: o)}
