@@ -26,6 +26,7 @@ from communicators.errors import (
     CommunicationTimeoutError,
     CommunicatorError,
     MismatchError,
+    RankFailedError,
     build_shared_error,
     shared_type_name,
     tell_on_one_rank,
@@ -94,6 +95,7 @@ class Agreement:
             TypeError, ValueError, OSError, CommunicatorError: some rank gave an
                 ``error``; the same class and text on all ranks.
             CommunicationTimeoutError: some ranks did not come in time.
+            RankFailedError: a rank stopped in the middle of an earlier collective.
         """
         if self._messenger.is_finalized:
             raise CommunicatorError(f"{label}: this communicator has been finalized")
@@ -166,7 +168,7 @@ class Agreement:
         """Tell whether no rank has given up waiting on this communicator."""
         try:
             self._messenger.raise_if_asked(lambda: LEAVING)
-        except CommunicationTimeoutError:
+        except (CommunicationTimeoutError, RankFailedError):
             # The others have raised it long ago; here the program ends anyway.
             return False
         return not self._messenger.is_broken
@@ -186,7 +188,7 @@ class Agreement:
             return True
         try:
             self._messenger.share(tuple(Report(self.sequence, LEAVING, "", None)))
-        except CommunicationTimeoutError:
+        except (CommunicationTimeoutError, RankFailedError):
             # The others have given up just now: there is nobody left to tell.
             return True
         return False

@@ -53,7 +53,9 @@ class ArrayReductions:
 
     def reduce_scatter(self, data: Any, op: str) -> Any:
         n_rows = self._comm.size
-        is_tuple, prepared, device = self._enter("reduce_scatter", data, op, n_rows)
+        is_tuple, prepared, device = self._enter(
+            "reduce_scatter", data, op, n_rows, by_ring=True
+        )
         results = []
         for array, dtype in prepared:
             with self._comm.nccl.working_on(device):
@@ -104,7 +106,13 @@ class ArrayReductions:
         return device.view(own).copy()
 
     def _enter(
-        self, operation: str, data: Any, op: str, n_rows: int | None = None
+        self,
+        operation: str,
+        data: Any,
+        op: str,
+        n_rows: int | None = None,
+        *,
+        by_ring: bool = False,
     ) -> tuple[bool, list[_Prepared], Device]:
         error: Exception | None = None
         is_tuple, prepared = False, []
@@ -130,7 +138,7 @@ class ArrayReductions:
             error=error,
             shown=lambda: ", ".join(specs),
         )
-        return is_tuple, prepared, self._comm.nccl.open(device)
+        return is_tuple, prepared, self._comm.prepare(device, by_ring=by_ring)
 
     def _finish(
         self, flat: Any, shape: tuple[int, ...], dtype: np.dtype[Any], op: str

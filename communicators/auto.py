@@ -12,7 +12,7 @@ from communicators._version import __version__
 from communicators.base import CommunicatorBase
 from communicators.candidate import Candidate
 from communicators.devices.buffer import DeviceBuffer
-from communicators.devices.device import FlatBuffer
+from communicators.devices.device import Device, FlatBuffer
 from communicators.errors import CommunicatorError
 from communicators.registry import create_communicator
 from communicators.transports import load
@@ -69,6 +69,7 @@ class AutoCommunicator(CommunicatorBase):
 
     name = "auto"
     device_types = ("cpu", "gpu")
+    reduces_by_world_ring = False
 
     def __init__(self, mpi_comm: Any = None, **options: Any) -> None:
         super().__init__(mpi_comm, **options)
@@ -86,6 +87,10 @@ class AutoCommunicator(CommunicatorBase):
                 self.topology,
                 reason,
             )
+
+    def prepare(self, device: Device, *, by_ring: bool = False) -> Device:
+        self._default.prepare(self.devices.host)
+        return super().prepare(device, by_ring=by_ring)
 
     def in_place_group(self) -> Group | None:
         return self._default.in_place_group()
@@ -187,6 +192,7 @@ class AutoCommunicator(CommunicatorBase):
         if inner is None:
             options = {**self.options, **dict(candidate.options)}
             inner = create_communicator(candidate.name, self.mpi_comm, **options)
+            inner.prepare(self.devices.host)
             self._inner_of[candidate] = self.hold(inner, on_devices=False)
         return inner
 

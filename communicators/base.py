@@ -42,6 +42,7 @@ from communicators.topology import (
 from communicators.transports import cross_memory, load
 
 if TYPE_CHECKING:
+    from communicators.devices.device import Device
     from communicators.recording import Recorder
     from communicators.transports.group import Group
     from communicators.transports.mpi import MpiTransport
@@ -140,6 +141,9 @@ class CommunicatorBase:
     name: str = ""
     device_types: tuple[str, ...] = ("cpu",)
     nccl_spans_hosts: bool = True
+    #: Whether host arrays are reduced by :meth:`world_ring`; if not, it is made when
+    #: something else needs it.
+    reduces_by_world_ring: bool = True
 
     def __init__(
         self,
@@ -212,6 +216,7 @@ class CommunicatorBase:
             self.nccl_binding,
             self._messenger,
             self._agreement,
+            self.give_up_in_flight,
             self.real_host,
             spans_hosts=self.nccl_spans_hosts,
         )
@@ -513,6 +518,29 @@ class CommunicatorBase:
         """
         return self
 
+    def prepare(self, device: Device, *, by_ring: bool = False) -> Device:
+        """Make what takes all ranks to make, for arrays on a device, and return that.
+
+        Collective, and called when the ranks have just agreed on what to do with the
+        arrays: they wait for each other without a limit here, so none may fail before.
+
+        Args:
+            device: of the arrays.
+            by_ring: :meth:`world_ring` is needed whatever the communicator.
+
+        Raises:
+            UnavailableError, CommunicatorError, ...: as :meth:`NcclSide.open`.
+        """
+        self.nccl.open(device)
+        if not device.uses_nccl:
+            needs_ring = by_ring or self.reduces_by_world_ring
+        else:
+            # By host memory go dtypes that NCCL lacks.
+            needs_ring = self.nccl.world is None
+        if needs_ring:
+            self.world_ring()
+        return device
+
     def world_ring(self) -> Group:
         """Return the transports over all ranks, made at the first call. Collective."""
         if self._world_ring is None:
@@ -529,19 +557,19 @@ class CommunicatorBase:
         """Begin an operation of transports, to be advanced with all others."""
         return self._progress.start(steps, f"{self.name}: reduction in flight")
 
-    def give_up_in_flight(self) -> None:
+    def give_up_in_flight(self, error: BaseException) -> None:
         """Note an error in the middle of a reduction: the ranks are out of step.
 
-        The communicator is unusable afterwards.
+        The communicator is unusable afterwards, and the other ranks are told why.
         """
-        self._progress.give_up()
+        self._progress.give_up(error)
         for inner in self._held:
-            inner.give_up_in_flight()
+            inner.give_up_in_flight(error)
 
-    def _get_out_of_step(self) -> None:
+    def _get_out_of_step(self, error: BaseException) -> None:
         # One rank alone is always in step.
         if self.size > 1:
-            self._messenger.give_up()
+            self._messenger.give_up(error)
 
     @collective
     def agree(

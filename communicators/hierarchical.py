@@ -24,6 +24,7 @@ class HierarchicalCommunicator(CommunicatorBase):
 
     name = "hierarchical"
     device_types = ("cpu", "gpu")
+    reduces_by_world_ring = False
 
     def __init__(self, mpi_comm: Any = None, **options: Any) -> None:
         super().__init__(mpi_comm, **options)

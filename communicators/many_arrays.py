@@ -25,7 +25,7 @@ from communicators.bucket_flow import run_buckets
 from communicators.buckets import ArraySpec, Bucket, plan_buckets
 from communicators.devices.buffer import DeviceBuffer
 from communicators.devices.device import Device
-from communicators.dtypes import check_fixed_size, check_op, wire_dtype
+from communicators.dtypes import Array, check_fixed_size, check_op, wire_dtype
 from communicators.overlapping import overlapping
 from communicators.transports import load
 
@@ -83,13 +83,9 @@ class ManyArrays:
         )
         assert union is not None
         self._record("agreement", begun_ns, "communication")
-        self._comm.nccl.open(device)
-        try:
+        self._comm.prepare(device)
+        with self._comm.nccl.working_on(device):
             results = self._reduce(device, call, union, arrays, op, all_own)
-        except BaseException:
-            if not device.uses_nccl:
-                self._comm.give_up_in_flight()
-            raise
         return [
             array if here else result
             for array, here, result in zip(given, call.present, results, strict=True)
@@ -107,40 +103,37 @@ class ManyArrays:
         """Reduce what the ranks have agreed on; return the arrays, also new ones."""
         scale = 1.0 / self._comm.size if op == "mean" else None
         op = "sum" if op == "mean" else op
-        with self._comm.nccl.working_on(device):
-            sources: list[Any] = list(arrays)
-            results: list[Any] = sources
-            if not all(call.present):
-                sources = [
-                    array if here else None
-                    for array, here in zip(arrays, call.present, strict=True)
-                ]
-                results = [
-                    device.xp.empty(array.shape, array.dtype)
-                    if source is None and wanted
-                    else source
-                    for array, source, wanted in zip(
-                        arrays, sources, union, strict=True
-                    )
-                ]
-            shared = [] if all_own or device.uses_nccl else overlapping(results)
-            if shared:
-                # Written in place, each would change the other while it is read.
-                results = list(results)
-                for i in shared:
-                    results[i] = results[i].copy()
-                    if sources[i] is not None:
-                        sources[i] = results[i]
-            wire = self._wire(device, op)
-            group = None if device.uses_nccl else self._comm.in_place_group()
-            if group is not None and group.same_host is not None:
-                self._reduce_in_place(
-                    group.same_host, call, union, sources, results, wire, op, scale
-                )
-            elif group is None or group.size > 1 or _narrows(arrays, wire):
-                self._reduce_buckets(
-                    device, call, union, arrays, sources, results, wire, op, scale
-                )
+        sources: list[Any] = list(arrays)
+        results: list[Any] = sources
+        if not all(call.present):
+            sources = [
+                array if here else None
+                for array, here in zip(arrays, call.present, strict=True)
+            ]
+            results = [
+                device.xp.empty(array.shape, array.dtype)
+                if source is None and wanted
+                else source
+                for array, source, wanted in zip(arrays, sources, union, strict=True)
+            ]
+        shared = [] if all_own or device.uses_nccl else overlapping(results)
+        if shared:
+            # Written in place, each would change the other while it is read.
+            results = list(results)
+            for i in shared:
+                results[i] = results[i].copy()
+                if sources[i] is not None:
+                    sources[i] = results[i]
+        wire = self._wire(device, op)
+        group = None if device.uses_nccl else self._comm.in_place_group()
+        if group is not None and group.same_host is not None:
+            self._reduce_in_place(
+                group.same_host, call, union, sources, results, wire, op, scale
+            )
+        elif group is None or group.size > 1 or _narrows(arrays, wire):
+            self._reduce_buckets(
+                device, call, union, arrays, sources, results, wire, op, scale
+            )
         for i in shared:
             np.copyto(arrays[i], results[i])
         return results
@@ -205,11 +198,14 @@ class ManyArrays:
             error=error,
             shown=call.shown,
         )
-        if device.uses_nccl:
-            self._comm.nccl.open(device)
-            with self._comm.nccl.working_on(device):
+        self._comm.prepare(device, by_ring=True)
+        with self._comm.nccl.working_on(device):
+            if device.uses_nccl:
                 self._bcast_by_nccl(device, arrays, root)
-            return
+            else:
+                self._bcast_by_mpi(arrays, root)
+
+    def _bcast_by_mpi(self, arrays: Sequence[Array], root: int) -> None:
         ring = self._comm.world_ring()
         for array in arrays:
             if array.size == 0:

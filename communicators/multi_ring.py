@@ -72,6 +72,7 @@ class MultiRingCommunicator(CommunicatorBase):
 
     name = "multi_ring"
     device_types = ("cpu", "gpu")
+    reduces_by_world_ring = False
 
     def __init__(
         self,

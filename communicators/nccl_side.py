@@ -57,6 +57,7 @@ class NcclSide:
         binding_name: ``"cupy"`` or ``"pynccl"``.
         messenger: of the communicator.
         agreement: of the communicator.
+        give_up: told the error of a reduction that ended in the middle.
         real_host: number of this rank's machine.
         spans_hosts: whether there is NCCL over all ranks, or in groups only.
     """
@@ -67,6 +68,7 @@ class NcclSide:
         binding_name: str,
         messenger: Messenger,
         agreement: Agreement,
+        give_up: Callable[[BaseException], None],
         real_host: int,
         *,
         spans_hosts: bool,
@@ -76,6 +78,7 @@ class NcclSide:
         self._binding_name = binding_name
         self._messenger = messenger
         self._agreement = agreement
+        self._give_up = give_up
         self._real_host = real_host
         self._session: NcclSession | None = None
         self._entries: list[GroupEntry] = []
@@ -134,15 +137,14 @@ class NcclSide:
         """Make a device current, after the ranks have agreed on what to do there.
 
         What fails now, for want of memory perhaps, fails on this rank alone, while the
-        others wait inside of NCCL. The communicator is given up then, so that the end
-        of this rank's program is the end of the job.
+        others wait in the middle of it. The communicator is given up then, so that the
+        end of this rank's program is the end of the job.
         """
         try:
             with device.activate():
                 yield
-        except BaseException:
-            if device.uses_nccl:
-                self._messenger.give_up()
+        except BaseException as error:
+            self._give_up(error)
             raise
 
     def add_group(self, entry: GroupEntry) -> None:

@@ -28,6 +28,7 @@ class NonCudaAwareCommunicator(CommunicatorBase):
     name = "non_cuda_aware"
     device_types = ("cpu", "gpu")
     nccl_spans_hosts = False
+    reduces_by_world_ring = False
 
     def __init__(self, mpi_comm: Any = None, **options: Any) -> None:
         super().__init__(mpi_comm, **options)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+import tempfile
 from typing import Any
 
 import pytest
@@ -17,6 +18,16 @@ os.environ["CHAINERMN_NG_AUTO_CACHE"] = "0"
 
 RANK = MPI.COMM_WORLD.rank
 SIZE = MPI.COMM_WORLD.size
+
+# pytest clears its old folders away: ranks would do so under each other.
+_own_folder: tempfile.TemporaryDirectory[str] | None = None
+if SIZE > 1:
+    _own_folder = tempfile.TemporaryDirectory(
+        prefix=f"rank-{RANK}-",
+        dir=os.environ.get("PYTEST_DEBUG_TEMPROOT"),
+        ignore_cleanup_errors=True,
+    )
+    os.environ["PYTEST_DEBUG_TEMPROOT"] = _own_folder.name
 
 
 class _QuietFile(io.StringIO):
@@ -47,6 +58,12 @@ def pytest_configure(config: pytest.Config) -> None:
     """Silence the ranks above 0."""
     if RANK > 0:
         config.get_terminal_writer()._file = _QuietFile()
+
+
+def pytest_unconfigure() -> None:
+    """Remove the folder of a rank's temporary folders."""
+    if _own_folder is not None:
+        _own_folder.cleanup()
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from communicators.dtypes import Array
-from communicators.errors import CommunicatorError
+from communicators.errors import RankFailedError
 from communicators.transports.host_memory import SharedFile, map_file
 
 #: Words of 8 bytes of a cache line.
@@ -124,12 +124,12 @@ class Flags:
         """Raise if a rank does not go on with an operation.
 
         Raises:
-            CommunicatorError: it has failed, or given up waiting.
+            RankFailedError: it has failed, or given up waiting.
         """
         slot, flag = operation % N_SLOTS, operation * N_STAGES + _FAILED
         for rank in range(self._size):
             if self.words[self._line(rank, slot)] == flag:
-                raise CommunicatorError(
+                raise RankFailedError(
                     f"rank {rank} of the ranks on this host has failed in the middle "
                     "of a reduction; the arrays are not reduced"
                 )
@@ -165,7 +165,7 @@ class Reached:
         """Tell whether all flags are there.
 
         Raises:
-            CommunicatorError: a rank does not go on.
+            RankFailedError: a rank does not go on.
         """
         words, lines, value = self._flags.words, self._lines, self._value
         while lines and words[lines[-1]] >= value:

@@ -7,10 +7,11 @@ calls are safe; whatever may wait for a rank that never comes has a time limit.
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 from mpi4py import MPI
@@ -20,6 +21,8 @@ from communicators.dtypes import Array
 from communicators.errors import (
     CommunicationTimeoutError,
     CommunicatorError,
+    MismatchError,
+    RankFailedError,
     tell_on_one_rank,
 )
 from communicators.transports.mpi import post_recv, post_send
@@ -30,12 +33,22 @@ ANY_TAG: int = MPI.ANY_TAG
 IN_PLACE: Any = MPI.IN_PLACE
 
 # Tags on the control communicator: a rank that has waited too long asks the others
-# where they are, those that wait as well answer, and hear who is missing.
+# where they are, those that wait as well answer, and hear who is missing. One that
+# does not go on says so where the others listen for such questions.
 _ASK_TAG = 1
 _ANSWER_TAG = 2
 _VERDICT_TAG = 3
 _LEAVE_TAG = 4
 _ANSWER_WAIT_S = 2.0
+
+# What no rank raises alone.
+_SEEN_BY_ALL = CommunicationTimeoutError, MismatchError, RankFailedError
+
+
+class Stopped(NamedTuple):
+    """What a rank tells the others when it does not go on with a collective."""
+
+    text: str
 
 
 def world() -> Any:
@@ -192,17 +205,34 @@ class Messenger:
         self.raise_if_asked(describe)
         return result
 
-    def give_up(self) -> None:
-        """Note that a wait was given up: messages are pending that nobody awaits."""
-        if not self.is_broken:
-            self.is_broken = True
-            _given_up.append(self)
+    def give_up(self, error: BaseException | None = None) -> None:
+        """Note that a wait was given up: messages are pending that nobody awaits.
+
+        Args:
+            error: of this rank alone, for which it does not go on with the collective
+                that the ranks have agreed on. Those that wait for it are told.
+        """
+        if self.is_broken:
+            return
+        self.is_broken = True
+        _given_up.append(self)
+        if error is not None and not isinstance(error, _SEEN_BY_ALL):
+            text = (
+                f"{self._describe()}: rank {self.rank} stopped in the middle of it: "
+                f"{type(error).__name__}: {error}{_called_from()}"
+            )
+            # Where MPI itself has failed nobody can be told.
+            with contextlib.suppress(MPI.Exception):
+                for rank in self._others():
+                    request = self._control.isend(Stopped(text), rank, _ASK_TAG)
+                    self._keep_alive.append(request)
 
     def raise_if_asked(self, describe: Callable[[], str]) -> None:
         """Raise if another rank has given up waiting; tell it that this one lives.
 
         Raises:
             CommunicationTimeoutError: another rank's wait took longer than its limit.
+            RankFailedError: another rank does not go on.
         """
         # MPICH looks first and then makes progress, so a message that lies there
         # already is found at the second look.
@@ -212,8 +242,10 @@ class Messenger:
         status = MPI.Status()
         self._control.Probe(MPI.ANY_SOURCE, _ASK_TAG, status)
         asker = status.Get_source()
-        self._control.recv(source=asker, tag=_ASK_TAG)
+        question = self._control.recv(source=asker, tag=_ASK_TAG)
         self.give_up()
+        if isinstance(question, Stopped):
+            raise tell_on_one_rank(RankFailedError(question.text), False)
         answer = self._control.isend(_waiting_in(describe), asker, _ANSWER_TAG)
         self._keep_alive.append(answer)
         # The asker's text names the ranks that are missing; all raise the same.
@@ -246,26 +278,30 @@ class Messenger:
     def _raise_missing(self, text: str, waited_s: float, what: str) -> NoReturn:
         self.give_up()
         waiting = {self.rank: _waiting_in(lambda: text)}
-        for rank in range(self.size):
-            if rank != self.rank:
-                request = self._control.isend(waiting[self.rank], rank, _ASK_TAG)
-                self._keep_alive.append(request)
+        for rank in self._others():
+            request = self._control.isend(waiting[self.rank], rank, _ASK_TAG)
+            self._keep_alive.append(request)
         answered: set[int] = set()
+        stopped: dict[int, str] = {}
         end = time.monotonic() + _ANSWER_WAIT_S
-        while time.monotonic() < end and len(waiting) < self.size:
+        while time.monotonic() < end and len(waiting) + len(stopped) < self.size:
             # A rank that asks itself at this moment waits too.
             for tag in (_ANSWER_TAG, _ASK_TAG):
                 status = MPI.Status()
                 if self._control.Iprobe(MPI.ANY_SOURCE, tag, status):
                     rank = status.Get_source()
-                    waiting[rank] = self._control.recv(source=rank, tag=tag)
+                    told = self._control.recv(source=rank, tag=tag)
+                    if isinstance(told, Stopped):
+                        stopped[rank] = told.text
+                        continue
+                    waiting[rank] = told
                     if tag == _ANSWER_TAG:
                         answered.add(rank)
             time.sleep(0.001)
         who = _missing_text(waiting, self.size, what)
         verdict = (
             f"{text}: {who} within {waited_s:.0f} s (timeout_s={self.timeout_s:g}); "
-            f"{_waiting_text(waiting)}"
+            f"{'; '.join([_waiting_text(waiting), *stopped.values()])}"
         )
         # Those that come later than this find it waiting.
         requests = {
@@ -279,10 +315,12 @@ class Messenger:
 
     def announce_leaving(self) -> None:
         """Tell all ranks that this one sends and receives no more messages."""
-        for rank in range(self.size):
-            if rank != self.rank:
-                request = self._control.isend(None, rank, _LEAVE_TAG)
-                self._farewells.append(request)
+        for rank in self._others():
+            request = self._control.isend(None, rank, _LEAVE_TAG)
+            self._farewells.append(request)
+
+    def _others(self) -> list[int]:
+        return [rank for rank in range(self.size) if rank != self.rank]
 
     def _has_left(self, rank: int) -> bool:
         return rank != MPI.ANY_SOURCE and bool(self._control.Iprobe(rank, _LEAVE_TAG))

@@ -84,8 +84,8 @@ class Progress:
             raise what other ranks have to say.
         on_timeout: raises the error for an operation, given its label and the time
             waited in seconds.
-        on_give_up: told that operations were given up in the middle: the ranks are not
-            in step any more.
+        on_give_up: told for which error operations were given up in the middle: the
+            ranks are not in step any more.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Progress:
         timeout_s: float | None,
         listen: Callable[[Callable[[], str]], None],
         on_timeout: Callable[[str, float], NoReturn],
-        on_give_up: Callable[[], None],
+        on_give_up: Callable[[BaseException], None],
     ) -> None:
         # Here, so that the handles of this module are there without mpi4py.
         from mpi4py import MPI
@@ -117,8 +117,8 @@ class Progress:
         try:
             operation.advance()
             self._poll()
-        except BaseException:
-            self.give_up()
+        except BaseException as error:
+            self.give_up(error)
             raise
         return operation
 
@@ -130,8 +130,8 @@ class Progress:
         """
         try:
             self._drive_until(target)
-        except BaseException:
-            self.give_up()
+        except BaseException as error:
+            self.give_up(error)
             raise
 
     def _drive_until(self, target: _Operation) -> None:
@@ -149,14 +149,14 @@ class Progress:
             if self.timeout_s is not None and waited_s > self.timeout_s:
                 self._on_timeout(target.label, waited_s)
 
-    def give_up(self) -> None:
-        """Let what is in flight know that it does not go on."""
+    def give_up(self, error: BaseException) -> None:
+        """Let what is in flight know that it does not go on, because of an error."""
         given_up, self._in_flight = self._in_flight, []
         # Kept: MPI may still read and write what their requests are about.
         self._given_up += given_up
         for operation in given_up:
             operation.close()
-        self._on_give_up()
+        self._on_give_up(error)
 
     def _poll(self) -> bool:
         """Advance everything that can go on; tell whether anything moved."""

@@ -58,11 +58,12 @@ def test_mean_is_written_in_place_with_dtypes_kept(name, bucket_bytes):
 def test_dummy_packs_scales_and_sends_nothing():
     with create_communicator("dummy") as comm:
         arrays = gradients(comm.rank)
-        before = comm.sent_bytes
+        before = sum(comm.sent_bytes.values())
         comm.allreduce_arrays(arrays)
         own = (comm.rank + 1) / comm.size
         ok = all(np.allclose(array, own, rtol=1e-3) for array in arrays)
-        assert_all_ranks(comm, ok and comm.sent_bytes == before, f"{arrays}")
+        sent = sum(comm.sent_bytes.values()) - before
+        assert_all_ranks(comm, ok and sent == 0, f"{arrays}, {sent} bytes")
 
 
 @pytest.mark.parallel([2, 3, 4])
@@ -367,9 +368,6 @@ def test_a_matrix_is_cut_like_any_array(name):
         assert_all_ranks(comm, bool((matrix == 1.5).all()), f"{matrix}")
 
 
-@pytest.mark.skipif(
-    host.nccl_takes_host_memory(), reason="NCCL's communicators do not outlive errors"
-)
 def test_one_rank_alone_stays_in_step_after_an_error(monkeypatch):
     with create_communicator("flat", allreduce_grad_dtype="float16") as comm:
         with monkeypatch.context() as patch:
