@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 
@@ -85,17 +86,21 @@ def contest(
     Returns:
         Seconds by contender over all jobs, and which of ours took part.
     """
-    what = {"n_ranks": n_ranks, "hosts": hosts, "calls": calls}
     finalists = [f"ours:{name}" for name in ours]
-    rounds = settings.rounds_per_block(scale)
+    run = functools.partial(
+        reduce_in_turns,
+        rounds=settings.rounds_per_block(scale),
+        n_ranks=n_ranks,
+        hosts=hosts,
+        calls=calls,
+    )
     if len(finalists) > N_FINALISTS:
-        first = reduce_in_turns(finalists, gradients, rounds=rounds, **what)
+        first = run(finalists, gradients)
         finalists = best_of(first)
     seconds: Seconds = {name: [] for name in [*finalists, *peers]}
-    what["warmup"] = 1 if settings.is_quick else 2
     for _ in range(settings.blocks):
         pause()
-        job = reduce_in_turns([*finalists, *peers], gradients, rounds=rounds, **what)
+        job = run([*finalists, *peers], gradients, warmup=1 if settings.is_quick else 2)
         for name, values in job.items():
             seconds[name] += values
     pause()

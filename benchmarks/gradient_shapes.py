@@ -13,7 +13,7 @@ SETS: dict[str, Callable[[], list[Shape]]] = {
     "resnet50": lambda: gradient_sets.shapes_of("resnet50"),
     "16MiB": lambda: [(512, 512)] * 16,
     # 16,384 elements in 20 arrays.
-    "64KiB": lambda: [(820,)] * 16 + [(816,)] * 4,
+    "64KiB": lambda: [*[(820,)] * 16, *[(816,)] * 4],
 }
 
 

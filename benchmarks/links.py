@@ -72,7 +72,9 @@ def _streams(
     ]
     try:
         with ThreadPoolExecutor(len(routes)) as pool:
-            return list(pool.map(lambda route: _stream(*route, seconds), routes))
+            return list(
+                pool.map(lambda route: _stream(route[0], route[1], seconds), routes)
+            )
     finally:
         hosts.end_processes()
         for listener in listeners:

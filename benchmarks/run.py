@@ -151,7 +151,7 @@ def main(args: Sequence[str] | None = None) -> int:
         options.json.write_text(json.dumps(everything, indent=1) + "\n")
     if options.write_docs:
         write_into(PAGE, figures)
-    return int(any(result.failed for result in [*rows, *tables]))
+    return int(any(row.failed for row in rows) or any(table.failed for table in tables))
 
 
 if __name__ == "__main__":

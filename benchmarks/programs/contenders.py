@@ -88,10 +88,10 @@ class ChainerMN(Contender):
         with self._model.init_scope():
             for i, shape in enumerate(shapes):
                 parameter = chainer.Parameter(np.zeros(shape, np.float32))
-                parameter.grad = np.empty(shape, np.float32)
+                parameter.grad = np.empty(shape, np.float32)  # type: ignore[misc]
                 setattr(self._model, f"p{i}", parameter)
 
-    def arrays(self) -> Sequence[np.ndarray]:
+    def arrays(self) -> Sequence[Any]:
         return [parameter.grad for parameter in self._model.params()]
 
     def reduce(self) -> None:

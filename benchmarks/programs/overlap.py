@@ -1,16 +1,14 @@
 """Steps whose backward takes as long as the link needs for their gradients.
 
 Steps without communication, with it after the backward and with it meanwhile take
-turns. Reported: seconds by kind and step, the batch size, and whether
-``create_multi_node_optimizer`` has ``overlap``. With ``--samples`` there are only steps
-without communication, for a batch of that size: what else the machine does at the time
-shows in them.
+turns. Reported: seconds by kind and step, and the batch size. With ``--samples`` there
+are only steps without communication, for a batch of that size: what else the machine
+does at the time shows in them.
 """
 
 from __future__ import annotations
 
 import argparse
-import inspect
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -123,19 +121,18 @@ def main(args: Sequence[str] | None = None) -> None:
         return
 
     create = chainermn_ng.create_multi_node_optimizer
-    has_overlap = "overlap" in inspect.signature(create).parameters
     # One each: what works in the background must not wait behind the other.
-    kinds: dict[str, Callable[[chainer.Optimizer], Any]] = {"alone": lambda o: o}
-    after = {"overlap": False} if has_overlap else {}
     comm = chainermn_ng.create_communicator()
-    kinds["after"] = lambda o: create(o, comm, **after)
-    if has_overlap:
-        other = chainermn_ng.create_communicator()
-        kinds["overlap"] = lambda o: create(o, other, overlap=True)
+    other = chainermn_ng.create_communicator()
+    kinds: dict[str, Callable[[chainer.Optimizer], Any]] = {
+        "alone": lambda o: o,
+        "after": lambda o: create(o, comm, overlap=False),
+        "overlap": lambda o: create(o, other, overlap=True),
+    }
     steps = {name: make_step(options.width, wrap) for name, wrap in kinds.items()}
 
     model = DeepMLP(options.width)
-    nbytes = sum(parameter.array.nbytes for parameter in model.params())
+    nbytes = sum(parameter.raw_array.nbytes for parameter in model.params())
     link_s = link_seconds(comm.inter_size, nbytes, options.rate)
     batch = batch_for(model, options.width, link_s)
     backward_s = backward_seconds(model, batch)
@@ -144,7 +141,6 @@ def main(args: Sequence[str] | None = None) -> None:
     report(
         {
             "seconds": seconds,
-            "has_overlap": has_overlap,
             "n_samples": len(batch[0]),
             "backward_s": backward_s,
             "nbytes": nbytes,

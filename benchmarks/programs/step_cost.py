@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import chainermn_ng
 
@@ -27,7 +28,7 @@ def main(args: Sequence[str] | None = None) -> None:
 
     batch = batch_of_digits(load("digits")[0], options.batchsize)
     comm = chainermn_ng.create_communicator()
-    optimizers = {
+    optimizers: dict[str, Any] = {
         "alone": chainer.optimizers.Adam(),
         "ours": chainermn_ng.create_multi_node_optimizer(
             chainer.optimizers.Adam(), comm
