@@ -89,7 +89,8 @@ class AutoCommunicator(CommunicatorBase):
             )
 
     def prepare(self, device: Device, *, by_ring: bool = False) -> Device:
-        self._default.prepare(self.devices.host)
+        if not device.uses_nccl:
+            self._default.prepare(device)
         return super().prepare(device, by_ring=by_ring)
 
     def in_place_group(self) -> Group | None:
@@ -112,6 +113,7 @@ class AutoCommunicator(CommunicatorBase):
             choice = self._remembered(load_name)
             if choice is None:
                 choice = self._measured(nbytes, measure, load_name)
+            self._inner_of[choice].prepare(self.devices.host)
             self.choices[load_name] = choice
             self.chosen = choice.name
             self._drop_unused()
@@ -158,6 +160,7 @@ class AutoCommunicator(CommunicatorBase):
         best_s: float | None,
     ) -> float:
         inner = self._made(candidate)
+        inner.prepare(self.devices.host)
         # The first run connects, and allocates.
         first_s = self._slowest(measure(inner))
         if best_s is not None and first_s > max(HOPELESS * best_s, best_s + 0.1):
@@ -192,7 +195,6 @@ class AutoCommunicator(CommunicatorBase):
         if inner is None:
             options = {**self.options, **dict(candidate.options)}
             inner = create_communicator(candidate.name, self.mpi_comm, **options)
-            inner.prepare(self.devices.host)
             self._inner_of[candidate] = self.hold(inner, on_devices=False)
         return inner
 
