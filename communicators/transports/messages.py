@@ -128,15 +128,10 @@ class Messenger:
         self.timeout_s = timeout_s
         self._control: Any
         self._data: Any
-        self._control, first = mpi_comm.Idup()
-        self._data, second = mpi_comm.Idup()
-        try:
-            wait_all([first, second], timeout_s, lambda: "create_communicator")
-        except CommunicationTimeoutError as error:
-            _given_up.append(self)
-            raise CommunicationTimeoutError(
-                f"{error}: some ranks did not call it"
-            ) from None
+        # One after the other: with two at once Open MPI's ranks wait for each other for
+        # ever if they have other numbers free (open-mpi/ompi#2025).
+        self._control = self._duplicate(mpi_comm)
+        self._data = self._duplicate(mpi_comm)
         self.rank: int = mpi_comm.Get_rank()
         self.size: int = mpi_comm.Get_size()
         self.sent_bytes = 0
@@ -147,6 +142,17 @@ class Messenger:
         self._describe: Callable[[], str] = _create
         self._keep_alive: list[Any] = []
         self._farewells: list[Any] = []
+
+    def _duplicate(self, mpi_comm: Any) -> Any:
+        duplicate, request = mpi_comm.Idup()
+        try:
+            wait_all([request], self.timeout_s, lambda: "create_communicator")
+        except CommunicationTimeoutError as error:
+            _given_up.append(self)
+            raise CommunicationTimeoutError(
+                f"{error}: some ranks did not call it"
+            ) from None
+        return duplicate
 
     @property
     def is_finalized(self) -> bool:

@@ -168,6 +168,22 @@ def test_many_short_lives_do_not_exhaust_mpi():
             part.finalize()
 
 
+@pytest.mark.reports("open-mpi/ompi#2025")
+@pytest.mark.parallel([2, 3])
+def test_ranks_may_have_communicators_of_their_own():
+    # An MPI numbers its communicators: so the free numbers differ between the ranks.
+    random = np.random.default_rng(MPI.COMM_WORLD.rank)
+    own = []
+    for _ in range(300):
+        while random.random() < 0.4:
+            own.append(MPI.COMM_SELF.Dup())
+        while own and random.random() < 0.4:
+            own.pop(random.integers(len(own))).Free()
+        create_communicator("flat", timeout_s=30).finalize()
+    for alone in own:
+        alone.Free()
+
+
 @pytest.mark.parallel([3])
 def test_agree_is_public_and_names_the_failed_rank(flat):
     with pytest.raises(OSError, match="loading failed on rank 2: FileNotFoundError"):

@@ -135,8 +135,9 @@ def jobs() -> list[Command]:
 
 def ranks(n_ranks: int) -> Callable[[], list[Command]]:
     """Return the part that runs the tests for ``n_ranks`` ranks."""
+    ignored = [*ONLY_NCCL_TESTS, *JOBS_TESTS]
     return lambda: [
-        pytest_command(sys.executable, n_ranks, timeout_s=900, ignored=ONLY_NCCL_TESTS)
+        pytest_command(sys.executable, n_ranks, timeout_s=900, ignored=ignored)
     ]
 
 
