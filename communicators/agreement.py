@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -105,7 +105,7 @@ class Agreement:
         if self._messenger.is_broken:
             raise CommunicatorError(
                 f"{label}: this communicator is unusable after an earlier time-out, or "
-                "an error in the middle of a reduction"
+                "an error in the middle of a collective"
             )
         name = label
         if self.is_debugging and label != FINALIZE:
@@ -192,6 +192,25 @@ class Agreement:
             # The others have given up just now: there is nobody left to tell.
             return True
         return False
+
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def guarded(method: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Let a collective give its communicator up where one rank alone fails in it.
+
+    For methods of classes with a ``_messenger``; see :meth:`Messenger.guard`.
+    """
+
+    @functools.wraps(method)
+    def inside(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        collectives: Any = args[0]
+        with collectives._messenger.guard():
+            return method(*args, **kwargs)
+
+    return inside
 
 
 def meet_once(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from communicators.agreement import guarded
 from communicators.arguments import NO_ROOT, check_one_per_rank, enter
 from communicators.buckets import ArraySpec
 from communicators.devices.device import Device
@@ -81,6 +82,7 @@ class ArrayCollectives:
         self.rank = messenger.rank
         self.size = messenger.size
 
+    @guarded
     def bcast(self, data: Any, max_buf_len: int | None, root: int) -> Any:
         own = data if self.rank == root else ()
         header, arrays = self._enter("bcast", own, root, max_buf_len)
@@ -92,6 +94,7 @@ class ArrayCollectives:
             road.broadcast(array, root, max_buf_len)
         return data if self.rank == root else _assemble(header, arrays)
 
+    @guarded
     def gather(self, data: Any, root: int) -> Any:
         header, arrays = self._enter("gather", data, root)
         headers = self._messenger.share(header)
@@ -102,6 +105,7 @@ class ArrayCollectives:
             return None
         return self._collect("gather", road, outgoing, headers)
 
+    @guarded
     def allgather(self, data: Any) -> Any:
         header, arrays = self._enter("allgather", data)
         headers = self._messenger.share(header)
@@ -115,6 +119,7 @@ class ArrayCollectives:
         outgoing = [(dest, array) for dest in range(self.size) for array in arrays]
         return self._collect("allgather", road, outgoing, headers)
 
+    @guarded
     def alltoall(self, data: Any) -> Any:
         rows = self._enter_rows("alltoall", data)
         table = self._messenger.share([header for header, _ in rows])
@@ -122,6 +127,7 @@ class ArrayCollectives:
         headers = [headers[self.rank] for headers in table]
         return self._collect("alltoall", road, _by_rank(rows), headers)
 
+    @guarded
     def scatter(self, data: Any, root: int) -> Any:
         rows = self._enter_rows("scatter", data, root)
         headers = self._messenger.share_from([header for header, _ in rows], root)

@@ -89,7 +89,9 @@ class AutoCommunicator(CommunicatorBase):
             )
 
     def prepare(self, device: Device, *, by_ring: bool = False) -> Device:
-        if not device.uses_nccl:
+        if device.uses_nccl:
+            self.world_ring()
+        else:
             self._default.prepare(device)
         return super().prepare(device, by_ring=by_ring)
 
@@ -175,7 +177,8 @@ class AutoCommunicator(CommunicatorBase):
         known = None
         if self._cache is not None:
             known = self._cache.get(self._key(load_name))
-        known = self._messenger.share_from(known, 0)
+        # All must be there: a rank that has failed is not listened for below.
+        known = self._messenger.share(known)[0]
         if known is None:
             return None
         try:

@@ -89,9 +89,12 @@ class CommunicatorBase:
 
     * :class:`~communicators.errors.MismatchError`: another operation, other arrays;
     * ``TypeError`` or ``ValueError``: bad arguments on some rank;
-    * :class:`~communicators.errors.CommunicationTimeoutError`: a rank did not come.
+    * :class:`~communicators.errors.CommunicationTimeoutError`: a rank did not come;
+    * :class:`~communicators.errors.RankFailedError`: a rank has failed in the middle;
+      the text says how, and the rank itself raises what it was.
 
-    After the first two the ranks are in step again and may go on.
+    After the first two the ranks are in step again and may go on; after the others the
+    communicator is unusable.
 
     Arrays are NumPy's, or CuPy's on one GPU a rank (and others' that have
     ``__cuda_array_interface__``), not both in one call; results are of the same kind.
@@ -204,6 +207,7 @@ class CommunicatorBase:
         self._groups: list[Group] = []
         self._mpi_transports: list[MpiTransport] = []
         self._held: list[CommunicatorBase] = []
+        self._apart: list[CommunicatorBase] = []
         self._sent_before: Counter[str] = Counter()
         self._n_started = 0
         self._world_ring: Group | None = None
@@ -482,7 +486,11 @@ class CommunicatorBase:
         return transport
 
     def hold(
-        self, inner: CommunicatorBase, *, on_devices: bool = True
+        self,
+        inner: CommunicatorBase,
+        *,
+        on_devices: bool = True,
+        is_apart: bool = False,
     ) -> CommunicatorBase:
         """Take over another communicator of the same ranks that does the reducing.
 
@@ -491,8 +499,14 @@ class CommunicatorBase:
         Args:
             inner: made with ``self.mpi_comm``.
             on_devices: it reduces device buffers too.
+            is_apart: it works by itself, for a thread of its own: an error here does
+                not concern it.
         """
         self._held.append(inner)
+        if is_apart:
+            self._apart.append(inner)
+        else:
+            inner._messenger.leader = self._messenger
         inner.recorder = self._recorder
         if on_devices:
             self.nccl.lead(inner.nccl)
@@ -519,26 +533,29 @@ class CommunicatorBase:
         return self
 
     def prepare(self, device: Device, *, by_ring: bool = False) -> Device:
-        """Make what takes all ranks to make, for arrays on a device, and return that.
+        """Make what takes all ranks to make for arrays on a device; return the device.
 
         Collective, and called when the ranks have just agreed on what to do with the
-        arrays: they wait for each other without a limit here, so none may fail before.
+        arrays: they wait for each other without a limit here, so nothing that can fail
+        on one rank alone may come between.
 
         Args:
             device: of the arrays.
-            by_ring: :meth:`world_ring` is needed whatever the communicator.
+            by_ring: :meth:`world_ring` is needed for host arrays, whatever the
+                communicator.
 
         Raises:
             UnavailableError, CommunicatorError, ...: as :meth:`NcclSide.open`.
         """
+        describe = self._messenger.describe
         self.nccl.open(device)
-        if not device.uses_nccl:
-            needs_ring = by_ring or self.reduces_by_world_ring
-        else:
+        if device.uses_nccl:
             # By host memory go dtypes that NCCL lacks.
-            needs_ring = self.nccl.world is None
-        if needs_ring:
+            by_ring = self.nccl.world is None
+        if by_ring or self.reduces_by_world_ring:
             self.world_ring()
+        # Not what was made, but what it was made for.
+        self._messenger.describe = describe
         return device
 
     def world_ring(self) -> Group:
@@ -564,7 +581,8 @@ class CommunicatorBase:
         """
         self._progress.give_up(error)
         for inner in self._held:
-            inner.give_up_in_flight(error)
+            if inner not in self._apart:
+                inner.give_up_in_flight(error)
 
     def _get_out_of_step(self, error: BaseException) -> None:
         # One rank alone is always in step.
@@ -591,7 +609,7 @@ class CommunicatorBase:
 
     @property
     def is_usable(self) -> bool:
-        """Whether it is neither finalized, nor was a wait on it given up."""
+        """Whether it is neither finalized, nor was a collective of it given up."""
         return not (self._messenger.is_finalized or self._messenger.is_broken)
 
     @property

@@ -96,3 +96,15 @@ def tell_on_one_rank(error: Exception, is_here: bool) -> Exception:
     """
     error.is_told_elsewhere = not is_here  # type: ignore[attr-defined]
     return error
+
+
+def is_agreed(error: BaseException) -> bool:
+    """Tell whether the ranks have settled which of them prints an error."""
+    return hasattr(error, "is_told_elsewhere")
+
+
+def is_raised_by_all(error: BaseException) -> bool:
+    """Tell whether all ranks raise an error, or know of it otherwise."""
+    return is_agreed(error) or isinstance(
+        error, CommunicationTimeoutError | MismatchError | RankFailedError
+    )

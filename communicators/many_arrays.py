@@ -82,8 +82,8 @@ class ManyArrays:
             shown=call.shown,
         )
         assert union is not None
-        self._record("agreement", begun_ns, "communication")
         self._comm.prepare(device)
+        self._record("agreement", begun_ns, "communication")
         with self._comm.nccl.working_on(device):
             results = self._reduce(device, call, union, arrays, op, all_own)
         return [

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from communicators.agreement import guarded
 from communicators.arguments import NO_ROOT, check_one_per_rank, enter
 from communicators.dtypes import Array, check_op
 
@@ -91,6 +92,7 @@ class ObjectCollectives:
         self.rank = messenger.rank
         self.size = messenger.size
 
+    @guarded
     def bcast(self, obj: Any, max_buf_len: int | None, root: int) -> Any:
         own = [obj] if self.rank == root else []
         data = self._enter("bcast_obj", own, root, max_buf_len)
@@ -100,6 +102,7 @@ class ObjectCollectives:
         loaded = self._load("bcast_obj", [] if data else [packed])
         return obj if data else loaded[0]
 
+    @guarded
     def gather(self, obj: Any, root: int) -> list[Any] | None:
         (packed,) = self._enter("gather_obj", [obj], root)
         sizes = self._messenger.share(packed.size)
@@ -108,6 +111,7 @@ class ObjectCollectives:
         loaded = self._load("gather_obj", parts)
         return loaded if self.rank == root else None
 
+    @guarded
     def allgather(self, obj: Any) -> list[Any]:
         (packed,) = self._enter("allgather_obj", [obj])
         sizes = self._messenger.share(packed.size)
@@ -116,6 +120,7 @@ class ObjectCollectives:
         self._messenger.exchange(outgoing, list(enumerate(parts)), "allgather_obj")
         return self._load("allgather_obj", parts)
 
+    @guarded
     def alltoall(self, objs: Sequence[Any]) -> list[Any]:
         packed = self._enter_rows("alltoall_obj", objs)
         table = self._messenger.share([data.size for data in packed])
@@ -124,6 +129,7 @@ class ObjectCollectives:
         self._messenger.exchange(outgoing, list(enumerate(parts)), "alltoall_obj")
         return self._load("alltoall_obj", parts)
 
+    @guarded
     def scatter(self, objs: Sequence[Any] | None, root: int) -> Any:
         packed = self._enter_rows("scatter_obj", objs, root)
         sizes = self._messenger.share_from([data.size for data in packed], root)
@@ -131,6 +137,7 @@ class ObjectCollectives:
         self._messenger.exchange(list(enumerate(packed)), [(root, part)], "scatter_obj")
         return self._load("scatter_obj", [part])[0]
 
+    @guarded
     def allreduce(self, obj: Any, op: ObjectOp) -> Any:
         error: Exception | None = None
         try:

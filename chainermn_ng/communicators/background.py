@@ -52,7 +52,7 @@ class Background:
         # A duplicate: all ranks in the same order, another MPI communicator.
         twin = engine.split(0, engine.rank)
         assert twin is not None
-        self.engine = engine.hold(twin, on_devices=False)
+        self.engine = engine.hold(twin, on_devices=False, is_apart=True)
         call_before_use(self.wait_in_flight)
         self._executor = ThreadPoolExecutor(
             1, "chainermn_ng-background", initializer=_mark_this_thread

@@ -23,7 +23,9 @@ _LINE_WORDS = 8
 N_SLOTS = 512
 #: Stages of one operation.
 N_STAGES = 16
-#: The stage of a rank that does not go on with the operation.
+# The last ones are those of ranks that do not go on with it: because they have heard of
+# another one that does not, or for a reason of their own.
+_STOPPED = N_STAGES - 2
 _FAILED = N_STAGES - 1
 
 # x86 makes stores visible in their order. Other processors need to be told to.
@@ -104,7 +106,7 @@ class Flags:
 
         Args:
             operation: its number.
-            stage: 1 to :data:`N_STAGES` - 2; larger than the last one.
+            stage: 1 to :data:`N_STAGES` - 3; larger than the last one.
             value: 0 to 2**64 - 1, for the others to read; ``None`` leaves the last.
         """
         at = self._own + operation % N_SLOTS * _LINE_WORDS
@@ -115,10 +117,16 @@ class Flags:
         assert flag > self.words[at], "a flag only grows"
         self.words[at] = flag
 
-    def fail(self, operation: int) -> None:
-        """Say that this rank does not go on: whoever waits for it gets an error."""
+    def fail(self, operation: int, *, has_heard: bool = False) -> None:
+        """Say that this rank does not go on: whoever waits for it gets an error.
+
+        Args:
+            operation: its number.
+            has_heard: because another rank does not.
+        """
         at = self._own + operation % N_SLOTS * _LINE_WORDS
-        self.words[at] = max(operation * N_STAGES + _FAILED, self.words[at])
+        stage = _STOPPED if has_heard else _FAILED
+        self.words[at] = max(operation * N_STAGES + stage, self.words[at])
 
     def raise_if_failed(self, operation: int) -> None:
         """Raise if a rank does not go on with an operation.
@@ -126,12 +134,14 @@ class Flags:
         Raises:
             RankFailedError: it has failed, or given up waiting.
         """
-        slot, flag = operation % N_SLOTS, operation * N_STAGES + _FAILED
-        for rank in range(self._size):
-            if self.words[self._line(rank, slot)] == flag:
+        slot = operation % N_SLOTS
+        found = [self.words[self._line(rank, slot)] for rank in range(self._size)]
+        for stage in (_FAILED, _STOPPED):
+            flag = operation * N_STAGES + stage
+            if flag in found:
                 raise RankFailedError(
-                    f"rank {rank} of the ranks on this host has failed in the middle "
-                    "of a reduction; the arrays are not reduced"
+                    f"rank {found.index(flag)} of the ranks on this host has failed in "
+                    "the middle of a reduction; the arrays are not reduced"
                 )
 
     def all_at(self, operation: int, stage: int) -> Reached:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import pickle
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -21,8 +21,8 @@ from communicators.dtypes import Array
 from communicators.errors import (
     CommunicationTimeoutError,
     CommunicatorError,
-    MismatchError,
     RankFailedError,
+    is_raised_by_all,
     tell_on_one_rank,
 )
 from communicators.transports.mpi import post_recv, post_send
@@ -40,9 +40,6 @@ _ANSWER_TAG = 2
 _VERDICT_TAG = 3
 _LEAVE_TAG = 4
 _ANSWER_WAIT_S = 2.0
-
-# What no rank raises alone.
-_SEEN_BY_ALL = CommunicationTimeoutError, MismatchError, RankFailedError
 
 
 class Stopped(NamedTuple):
@@ -128,18 +125,21 @@ class Messenger:
         self.timeout_s = timeout_s
         self._control: Any
         self._data: Any
-        # One after the other: with two at once Open MPI's ranks wait for each other for
-        # ever if they have other numbers free (open-mpi/ompi#2025).
+        # One after the other: on Open MPI two at once may wait for each other for ever,
+        # if the ranks have used up different context numbers (open-mpi/ompi#2025).
         self._control = self._duplicate(mpi_comm)
         self._data = self._duplicate(mpi_comm)
         self.rank: int = mpi_comm.Get_rank()
         self.size: int = mpi_comm.Get_size()
         self.sent_bytes = 0
         self.is_broken = False
+        self._has_told = False
         #: Raises what a thread that watches other operations has found.
         self.raise_if_failed: Callable[[], None] = _nothing
-        # The collective that the ranks have agreed on last.
-        self._describe: Callable[[], str] = _create
+        #: Names the collective that the ranks are in.
+        self.describe: Callable[[], str] = _create
+        #: Of the communicator for which this one works, and which names what it does.
+        self.leader: Messenger | None = None
         self._keep_alive: list[Any] = []
         self._farewells: list[Any] = []
 
@@ -177,7 +177,7 @@ class Messenger:
             bits: a multiple of 8 bytes, the same number on all ranks.
             describe: names what begins with it, for the errors of later waits.
         """
-        self._describe = describe
+        self.describe = describe
         result = bytearray(len(bits))
         request = self._control.Iallreduce(
             [bits, MPI.UINT64_T], [result, MPI.UINT64_T], MPI.BOR
@@ -192,6 +192,7 @@ class Messenger:
         Raises:
             CommunicationTimeoutError: some ranks did not come within ``timeout_s``;
                 the text names them. Raised on every rank that waits.
+            RankFailedError: a rank does not go on with this collective, or the last.
         """
         result, request = self.start_or(bits, describe)
         backoff = Backoff()
@@ -218,20 +219,36 @@ class Messenger:
             error: of this rank alone, for which it does not go on with the collective
                 that the ranks have agreed on. Those that wait for it are told.
         """
-        if self.is_broken:
+        if not self.is_broken:
+            self.is_broken = True
+            _given_up.append(self)
+        if error is None or self._has_told or is_raised_by_all(error):
             return
-        self.is_broken = True
-        _given_up.append(self)
-        if error is not None and not isinstance(error, _SEEN_BY_ALL):
-            text = (
-                f"{self._describe()}: rank {self.rank} stopped in the middle of it: "
-                f"{type(error).__name__}: {error}{_called_from()}"
-            )
-            # Where MPI itself has failed nobody can be told.
-            with contextlib.suppress(MPI.Exception):
-                for rank in self._others():
-                    request = self._control.isend(Stopped(text), rank, _ASK_TAG)
-                    self._keep_alive.append(request)
+        self._has_told = True
+        text = (
+            f"{self._operation()}: rank {self.rank} stopped in the middle of it: "
+            f"{type(error).__name__}: {_text_of(error)}{_called_from()}"
+        )
+        # Where MPI itself has failed nobody can be told.
+        with contextlib.suppress(MPI.Exception):
+            for rank in self._others():
+                request = self._control.isend(Stopped(text), rank, _ASK_TAG)
+                self._keep_alive.append(request)
+
+    @contextlib.contextmanager
+    def guard(self) -> Iterator[None]:
+        """Give up if this rank alone fails in what is inside, a part of a collective.
+
+        The others wait for it, and what has been sent already would be taken for a
+        part of the next collective.
+        """
+        try:
+            yield
+        except BaseException as error:
+            is_alone = not is_raised_by_all(error) and self.size > 1
+            if is_alone and not self.is_finalized:
+                self.give_up(error)
+            raise
 
     def raise_if_asked(self, describe: Callable[[], str]) -> None:
         """Raise if another rank has given up waiting; tell it that this one lives.
@@ -275,7 +292,7 @@ class Messenger:
         Raises:
             CommunicationTimeoutError: always, also on the other ranks that wait.
         """
-        operation = self._describe()
+        operation = self._operation()
         if text != operation:
             operation = f"{operation}, {text}"
         what = "stopped in the middle of it: nothing came"
@@ -325,6 +342,9 @@ class Messenger:
             request = self._control.isend(None, rank, _LEAVE_TAG)
             self._farewells.append(request)
 
+    def _operation(self) -> str:
+        return (self.leader or self).describe()
+
     def _others(self) -> list[int]:
         return [rank for rank in range(self.size) if rank != self.rank]
 
@@ -336,6 +356,7 @@ class Messenger:
 
         Raises:
             CommunicationTimeoutError: a rank stopped in the middle.
+            RankFailedError: a rank failed in the middle.
         """
         packed = np.frombuffer(pickle.dumps(value), np.uint8)
         sizes = np.empty(self.size, np.int64)
@@ -362,7 +383,7 @@ class Messenger:
 
     def _finish(self, request: Any) -> None:
         """Wait for an MPI collective that the ranks have agreed on."""
-        self._wait([request], self._describe, is_collective=True)
+        self._wait([request], self.describe, is_collective=True)
 
     # -- bytes ---
 
@@ -390,6 +411,7 @@ class Messenger:
 
         Raises:
             CommunicationTimeoutError: a peer stopped in the middle.
+            RankFailedError: a rank failed in the middle.
         """
         requests = []
         own = [data for dest, data in outgoing if dest == self.rank]
@@ -438,6 +460,7 @@ class Messenger:
         Raises:
             CommunicationTimeoutError: nothing came within ``timeout_s``.
             CommunicatorError: the sender has left the program.
+            RankFailedError: a rank has failed in a collective.
         """
         whom = "any rank" if source == MPI.ANY_SOURCE else f"rank {source}"
 
@@ -475,8 +498,10 @@ class Messenger:
         header = pickle.loads(packed.tobytes())
         sender, sent_tag = status.Get_source(), (status.Get_tag() - 1) // 2
         requests = []
-        for data in allocate(header):
-            requests += post_recv(self._data, data, sender, 2 * sent_tag + 2)
+        # The data would be taken for those of the next message.
+        with self.guard():
+            for data in allocate(header):
+                requests += post_recv(self._data, data, sender, 2 * sent_tag + 2)
         self._wait(requests, describe)
         return header, sender, sent_tag
 
@@ -503,6 +528,13 @@ class Messenger:
                 assert self.timeout_s is not None
                 self.raise_stopped(describe(), self.timeout_s)
             raise CommunicationTimeoutError(f"{error}{_called_from()}") from None
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # a class of the user's
+        return "(an error without a text)"
 
 
 def _called_from() -> str:

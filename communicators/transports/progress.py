@@ -7,11 +7,15 @@ them, so chunks and buckets overlap without a thread.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, NoReturn, Protocol
 
-from communicators.errors import CommunicatorError
+from communicators.errors import CommunicatorError, RankFailedError, is_agreed
 from communicators.transports.waiting import LISTEN_EVERY_S, Backoff
+
+# How long a rank that has failed may take until it says why.
+_REASON_WAIT_S = 1.0
 
 #: An operation in steps: yields requests to be completed before it is resumed.
 Steps = Generator[Sequence[Any], None, Any]
@@ -118,8 +122,7 @@ class Progress:
             operation.advance()
             self._poll()
         except BaseException as error:
-            self.give_up(error)
-            raise
+            self._fail(error, operation)
         return operation
 
     def drive_until(self, target: _Operation) -> None:
@@ -127,12 +130,12 @@ class Progress:
 
         Raises:
             CommunicationTimeoutError: nothing moved for ``timeout_s``.
+            RankFailedError: another rank does not go on.
         """
         try:
             self._drive_until(target)
         except BaseException as error:
-            self.give_up(error)
-            raise
+            self._fail(error, target)
 
     def _drive_until(self, target: _Operation) -> None:
         backoff = Backoff()
@@ -149,14 +152,37 @@ class Progress:
             if self.timeout_s is not None and waited_s > self.timeout_s:
                 self._on_timeout(target.label, waited_s)
 
+    def _fail(self, error: BaseException, operation: _Operation) -> NoReturn:
+        """Give everything up because of an error; raise it, or the reason for it."""
+        reason: BaseException | None = None
+        if isinstance(error, RankFailedError) and not is_agreed(error):
+            reason = self._reason(operation)
+        self.give_up(error)
+        if reason is not None:
+            raise reason from None
+        raise error
+
+    def _reason(self, operation: _Operation) -> CommunicatorError | None:
+        """Return what a rank that has failed says, where a flag says that one has."""
+        end = time.monotonic() + _REASON_WAIT_S
+        while time.monotonic() < end:
+            try:
+                self._listen(lambda: operation.label)
+            except CommunicatorError as told:
+                return told
+            time.sleep(0.001)
+        return None
+
     def give_up(self, error: BaseException) -> None:
         """Let what is in flight know that it does not go on, because of an error."""
         given_up, self._in_flight = self._in_flight, []
         # Kept: MPI may still read and write what their requests are about.
         self._given_up += given_up
-        for operation in given_up:
-            operation.close()
-        self._on_give_up(error)
+        try:
+            for operation in given_up:
+                operation.close()
+        finally:
+            self._on_give_up(error)
 
     def _poll(self) -> bool:
         """Advance everything that can go on; tell whether anything moved."""

@@ -14,7 +14,11 @@ from typing import Any
 import numpy as np
 
 from communicators.dtypes import Array, ufunc_of
-from communicators.errors import CommunicatorError, UnavailableError
+from communicators.errors import (
+    CommunicatorError,
+    RankFailedError,
+    UnavailableError,
+)
 from communicators.transports import cross_memory
 from communicators.transports.flags import N_SLOTS, Flags
 from communicators.transports.host_arrays import ArraysPlan, reduce_blocks
@@ -202,9 +206,11 @@ class SameHostTransport:
         """
         try:
             return (yield from steps)
-        except BaseException:
+        except BaseException as error:
             _in_use.append(arrays)
-            self._flags.fail(tag)
+            # Given up for another operation's sake, or for another rank's.
+            has_heard = isinstance(error, GeneratorExit | RankFailedError)
+            self._flags.fail(tag, has_heard=has_heard)
             raise
 
     def _collect(self, buffer: Array, tag: int) -> None:

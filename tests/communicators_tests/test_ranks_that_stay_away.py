@@ -275,7 +275,8 @@ comm.mpi_comm.Barrier()  # the first to leave ends the job
 time.sleep(1)  # MPICH's mpiexec may drop what was written just before an abort
 """,
     )
-    heard = "rank 1 stopped in the middle of it: MemoryError: no room"
+    title = "allreduce_arrays, mean, on the wire None (collective 4)"
+    heard = f"{title}: rank 1 stopped in the middle of it: MemoryError: no room"
     assert job.stdout.count(heard) == 2 - len(who), job.output
     text = "this communicator is unusable after an earlier time-out, or an error in"
     assert job.stdout.count(text) == 4, job.output
@@ -283,29 +284,156 @@ time.sleep(1)  # MPICH's mpiexec may drop what was written just before an abort
     assert job.seconds < 20, job.output
 
 
-@pytest.mark.parametrize("call", ["allreduce", "reduce_scatter"])
+# Where memory gives out on one rank; the operation that the others wait in.
+NO_ROOM = {
+    "allreduce": "array_reductions._accumulator",
+    "reduce_scatter": "array_reductions._accumulator",
+    "allgather": "roads.MpiRoad.empty",
+    "allgather_obj": "object_collectives.np",
+    "allreduce_arrays": "transports.same_host.reduce_blocks",
+}
+
+
+@pytest.mark.parametrize("call", NO_ROOM)
 def test_the_others_hear_at_once_why_a_rank_does_not_go_on(call):
+    what = "[np.ones(200_000)]" if call == "allreduce_arrays" else "np.ones((3, 5))"
     job = run(
         3,
         f"""
-from communicators import array_reductions
-make_room = array_reductions._accumulator
-def fail(*args):
-    raise MemoryError("no room")
+import pkgutil
+class Broken(MemoryError):
+    def __str__(self):
+        if "{call}" == "allgather":
+            raise KeyError("the text")
+        return "no room"
+class NoRoom:
+    def __getattr__(self, name):
+        return self if name == "empty" else getattr(np, name)
+    def __call__(self, *args, **options):
+        raise Broken
+comm.{call}({what})
 if rank == 1:
-    array_reductions._accumulator = fail
-try:
-    report(lambda: comm.{call}(np.ones((3, 5))))
-except MemoryError:
-    pass
-array_reductions._accumulator = make_room
-report(lambda: comm.{call}(np.ones((3, 5))))
+    holder, _, name = "communicators.{NO_ROOM[call]}".rpartition(".")
+    setattr(pkgutil.resolve_name(holder), name, NoRoom())
+for _ in range(2):
+    try:
+        report(lambda: comm.{call}({what}))
+    except MemoryError:
+        pass
 comm.mpi_comm.Barrier()  # the first to leave ends the job
 time.sleep(1)  # MPICH's mpiexec may drop what was written just before an abort
 """,
     )
-    heard = "RankFailedError: {} (collective 3): rank 1 stopped in the middle of it: "
-    heard = heard.format(call) + "MemoryError: no room; called from <string>:"
-    assert job.stdout.count(heard) == 2, job.output
+    text = "(an error without a text)" if call == "allgather" else "no room"
+    title = "allreduce_arrays, mean, on the wire None" if "arrays" in call else call
+    heard = f"rank 1 stopped in the middle of it: Broken: {text}; called from <string>:"
+    lines = [line for line in job.stdout.splitlines() if heard in line]
+    assert len(lines) == 2, job.output
+    assert all(f"] RankFailedError: {title} (collective" in line for line in lines), (
+        lines
+    )
     assert job.stdout.count("this communicator is unusable") == 3, job.output
     assert job.seconds < 20, job.output
+
+
+@pytest.mark.parametrize(
+    ("call", "place"),
+    [("bcast", "roads.MpiRoad.empty"), ("bcast_obj", "object_collectives.np")],
+)
+def test_after_a_lone_error_no_data_are_those_of_another_call(call, place):
+    job = run(
+        3,
+        f"""
+import pkgutil
+class NoRoom:
+    def __getattr__(self, name):
+        return self if name == "empty" else getattr(np, name)
+    def __call__(self, *args, **options):
+        raise MemoryError("no room")
+if rank == 1:
+    holder, _, name = "communicators.{place}".rpartition(".")
+    had = getattr(pkgutil.resolve_name(holder), name)
+    setattr(pkgutil.resolve_name(holder), name, NoRoom())
+def get(i):
+    got = comm.{call}(np.full(4, i) if rank == 0 else None)
+    assert (got == i).all(), (i, got)
+for i in range(3):
+    try:
+        report(lambda: get(i))
+    except MemoryError:
+        setattr(pkgutil.resolve_name(holder), name, had)
+    comm.mpi_comm.Barrier()  # the first to leave ends the job
+time.sleep(1)  # MPICH's mpiexec may drop what was written just before an abort
+""",
+    )
+    assert "AssertionError" not in job.output, job.output
+    heard = "rank 1 stopped in the middle of it: MemoryError: no room"
+    assert job.stdout.count(heard) == 2, job.output
+    assert job.seconds < 20, job.output
+
+
+def test_auto_that_remembers_hears_why_a_rank_does_not_go_on(tmp_path):
+    job = run(
+        2,
+        f"""
+os.environ["CHAINERMN_NG_AUTO_CACHE"] = "{tmp_path / "auto.json"}"
+from communicators import many_arrays
+whole = np.ones(100_000)
+def reduce():
+    comm = create_communicator("auto", topology="2x1", timeout_s=30)
+    # They overlap, so they are copied first.
+    comm.allreduce_arrays([whole[:60_000], whole[50_000:]])
+    comm.finalize()
+reduce()
+def no_room(*args):
+    raise MemoryError("no room")
+if rank == 1:
+    many_arrays.overlapping = no_room
+try:
+    report(reduce)
+except MemoryError:
+    pass
+comm.mpi_comm.Barrier()  # the first to leave ends the job
+time.sleep(1)  # MPICH's mpiexec may drop what was written just before an abort
+""",
+    )
+    heard = "rank 1 stopped in the middle of it: MemoryError: no room"
+    assert job.stdout.count(heard) == 1, job.output
+    assert "allreduce_arrays, mean" in job.stdout, job.output
+    assert job.seconds < 20, job.output
+
+
+def test_what_a_thread_does_in_the_background_goes_on_after_an_error():
+    job = run(
+        2,
+        """
+import threading
+from communicators import array_reductions
+from chainermn_ng.communicators.background import Background
+comm = create_communicator("flat", topology="2x1", timeout_s=30, bucket_bytes=4096)
+background = Background(comm, "background")
+arrays = [np.full(100_000, rank + 1.0) for _ in range(20)]
+begun = threading.Event()
+def work():
+    begun.set()
+    background.engine.allreduce_arrays(arrays)
+comm.allreduce(np.ones(3))
+def no_room(*args):
+    raise MemoryError("no room")
+if rank == 1:
+    array_reductions._accumulator = no_room
+future = background.submit(work)
+begun.wait()
+try:
+    report(lambda: comm.allreduce(np.ones(3)))
+except MemoryError:
+    pass
+future.result()
+assert all((array == 1.5).all() for array in arrays)
+assert background.engine.is_usable and not comm.is_usable
+print("averaged\\n", end="", flush=True)
+comm.mpi_comm.Barrier()  # the first to leave ends the job
+time.sleep(1)  # MPICH's mpiexec may drop what was written just before an abort
+""",
+    )
+    assert job.stdout.count("averaged") == 2, job.output

@@ -232,6 +232,59 @@ except CommunicatorError as error:
     assert job.stdout.count("told") == 2, job.output
 
 
+@pytest.mark.parametrize("name", ["flat", "naive", "pure_nccl", "auto"])
+def test_no_room_at_the_first_reduction_is_an_error_on_all_ranks(name, emulator):
+    program = f"""
+import time
+import numpy as np
+from communicators import CommunicatorError, create_communicator
+from communicators.devices.host import EmulatedDevice
+comm = create_communicator("{name}", timeout_s=3)
+def no_room(*args):
+    raise MemoryError("no room")
+if comm.rank == 1:
+    EmulatedDevice.take = no_room
+try:
+    comm.allreduce_arrays([np.ones(1000)])
+except (CommunicatorError, MemoryError) as error:
+    print(f"{{type(error).__name__}}\\n", end="", flush=True)
+comm.mpi_comm.Barrier()  # the first to leave ends the job
+time.sleep(1)  # MPICH's mpiexec may drop what was written just before an abort
+"""
+    nccl.need_package("cupy")
+    env = {"LD_LIBRARY_PATH": str(emulator), "CHAINERMN_NG_NCCL_MEMORY": "host"}
+    job = run_job(2, ["-c", program], timeout_s=30, env=env)
+    assert "MemoryError" in job.stdout, job.output
+    assert job.stdout.count("Error") == 2, job.output
+
+
+def test_who_waits_in_mpi_hears_what_nccl_said_on_another_rank(emulator):
+    program = """
+import time
+import numpy as np
+from communicators import CommunicatorError, NcclError, create_communicator
+comm = create_communicator("non_cuda_aware", timeout_s=30, topology="2x1")
+arrays = [np.ones(1000)]
+comm.allreduce_arrays(arrays)
+def fail(*args):
+    raise NcclError("ncclAllReduce", 3, "no")
+if comm.rank == 1:
+    type(comm.intra.nccl.nccl).check_async_error = fail
+try:
+    comm.allreduce_arrays(arrays)
+except CommunicatorError as error:
+    print(f"{comm.rank} {error}\\n", end="", flush=True)
+comm.mpi_comm.Barrier()  # the first to leave ends the job
+time.sleep(1)  # MPICH's mpiexec may drop what was written just before an abort
+"""
+    nccl.need_package("cupy")
+    env = {"LD_LIBRARY_PATH": str(emulator), "CHAINERMN_NG_NCCL_MEMORY": "host"}
+    job = run_job(2, ["-c", program], timeout_s=60, env=env)
+    told = "rank 1 stopped in the middle of it: NcclError: ncclAllReduce failed"
+    assert job.stdout.count(told) == 1, job.output
+    assert job.seconds < 20, job.output
+
+
 def test_an_operation_that_is_refused_does_not_end_the_job_later(emulator):
     program = """
 import time
