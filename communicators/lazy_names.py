@@ -11,9 +11,25 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
+
+# Two threads that import a package and a module of it wait for each other, and Python
+# raises an error in one. So one thread at a time follows a name; with a limit, as
+# a plain import statement in another thread does not take part in this.
+_lock = threading.RLock()
+_LIMIT_S = 10.0
+
+
+def _import_alone(module: str) -> ModuleType:
+    has_lock = _lock.acquire(timeout=_LIMIT_S)
+    try:
+        return importlib.import_module(module)
+    finally:
+        if has_lock:
+            _lock.release()
 
 
 def lazy_names(
@@ -22,8 +38,7 @@ def lazy_names(
     """Return what a package's ``__init__`` binds to ``__getattr__`` and ``__dir__``.
 
     Python calls them for names that the package does not hold yet (PEP 562). A name is
-    kept once it has been found. Threads may ask at the same time: the import system
-    makes all but one of them wait.
+    kept once it has been found. Threads may ask at the same time: all but one wait.
 
     Args:
         package: ``__name__`` of the package, which is being imported.
@@ -36,7 +51,7 @@ def lazy_names(
     def find(name: str) -> Any:
         home = homes.get(name)
         if home is not None:
-            value = getattr(importlib.import_module(home), name)
+            value = getattr(_import_alone(home), name)
             namespace[name] = value
             return value
         submodule = f"{package}.{name}"

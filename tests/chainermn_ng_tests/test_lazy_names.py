@@ -170,12 +170,14 @@ N_THREADS = 8
 barrier = threading.Barrier(N_THREADS)
 found = [{{}} for _ in range(N_THREADS)]
 
+import importlib
+packages = {PACKAGES!r}
+modules = {{package: importlib.import_module(package) for package in packages}}
+
 def look(i):
-    import importlib
-    packages = {PACKAGES!r}
     barrier.wait()
     for package in packages[i:] + packages[:i]:
-        module = importlib.import_module(package)
+        module = modules[package]
         for name in module.__all__:
             found[i][package, name] = getattr(module, name)
 

@@ -105,10 +105,7 @@ def _environment(command: Command) -> dict[str, str]:
     """Return what a command runs in: its Python's scripts come first on PATH."""
     scripts = str(pathlib.Path(command.argv[0]).parent)
     path = os.pathsep.join([scripts, os.environ.get("PATH", os.defpath)])
-    environment = {**os.environ, "PATH": path, **command.env}
-    # Thousands of processes import the same files.
-    environment.pop("PYTHONDONTWRITEBYTECODE", None)
-    return environment
+    return {**os.environ, "PATH": path, **command.env}
 
 
 def _stop(process: subprocess.Popen[str]) -> None:
